@@ -51,6 +51,8 @@ pub enum FailureCode {
     Internal,
     /// The image has no signature as the job demands it.
     SignatureInvalid,
+    /// The node had the image, and a re-check did not find it any more.
+    Removed,
     /// None of these, or unknown: the code of a newer version, or of a version without codes.
     #[serde(other)]
     Other,
@@ -79,6 +81,7 @@ impl FailureCode {
             Self::NoResult => "NoResult",
             Self::Internal => "Internal",
             Self::SignatureInvalid => "SignatureInvalid",
+            Self::Removed => "Removed",
             Self::Other => "Other",
         }
     }
@@ -119,7 +122,7 @@ mod tests {
     fn every_code_is_spelt_alike_in_the_api_and_in_text_and_is_documented() {
         let api = include_str!("../../docs/api.md");
         let all = all();
-        assert_eq!(all.len(), 20);
+        assert_eq!(all.len(), 21);
         for name in all {
             let code: FailureCode = serde_json::from_str(&format!("{name:?}")).unwrap();
             assert_eq!(code.as_str(), name);

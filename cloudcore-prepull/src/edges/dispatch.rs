@@ -28,6 +28,12 @@ pub(crate) async fn dispatch_job_task(
     sessions: &Sessions,
     share_by_default: bool,
 ) -> DispatchOutcome {
+    if order.only_look {
+        // What is there needs no key, so no secret is read.
+        let keys = std::iter::repeat(Key::anonymous());
+        let assign = build_assign(order, keys, None, order.remaining, share_by_default);
+        return send(&order.node, assign, sessions);
+    }
     let begun = Instant::now();
     let remaining = || order.remaining.saturating_sub(begun.elapsed());
     let user = secrets.consent_for(SecretUser::Job(&order.job.name));
@@ -131,6 +137,8 @@ pub fn build_assign(
         image: image.image.clone(),
         reference: image.pull.to_string(),
         policy: match image.policy {
+            // An agent of any version knows this policy: it looks, and downloads nothing.
+            _ if order.only_look => PullPolicy::Never,
             // A retry does not ask the registry again for images that an earlier attempt has pulled.
             PullPolicy::Always if order.there.contains(&index) => PullPolicy::IfNotPresent,
             policy => policy,
@@ -143,10 +151,15 @@ pub fn build_assign(
     let task = Task {
         id: TaskId { job: order.job.uid.clone(), attempt: order.attempt },
         title: title(order),
-        checks: order.job.checks.clone(),
+        checks: if order.only_look { Vec::new() } else { order.job.checks.clone() },
         images: order.plan.images.iter().enumerate().zip(keys).map(image).collect(),
     };
-    let download = download::terms(&order.job, &order.node, verification, share_by_default);
+    let download = if order.only_look {
+        // An image that was removed and pulled again by somebody else has lost its pin.
+        DownloadTerms { pin: order.job.download.pin, ..DownloadTerms::default() }
+    } else {
+        download::terms(&order.job, &order.node, verification, share_by_default)
+    };
     Assign { task, remaining, keys: table.keys, download }
 }
 

@@ -8,7 +8,7 @@ use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
 use prepull_api::crd::status::{MAX_NODES_IN_STATUS, NodePhase, NodeStatus, Summary};
 use prepull_api::task::{JobUid, NodeName, TaskId};
 use prepull_engine::prepull::controller::{Content, PARK_AFTER};
-use prepull_engine::prepull::rollout::REPORT_GRACE;
+use prepull_engine::prepull::rollout::{RECHECK_TIME, REPORT_GRACE};
 use prepull_engine::prepull::validate::{DEFAULT_TIMEOUT, validate};
 use prepull_window::Openings;
 
@@ -48,12 +48,14 @@ pub(crate) struct Check {
     emitted: BTreeMap<(JobUid, NodeName), NodePhase>,
     /// Attempt and phase of each node, as the leader of the time wrote them last.
     nodes: BTreeMap<(JobUid, NodeName), (u32, NodePhase)>,
-    /// The jobs that have ended, when that was, and with how many rounds.
+    /// The jobs that have ended, when that was, and with how many rounds and re-checks.
     over: BTreeMap<JobUid, (u64, u32)>,
     /// The last round of each job that was begun, and the attempts of its nodes as the API server had them then.
     rounds: BTreeMap<JobUid, (u32, BTreeMap<NodeName, u32>)>,
     /// How many nodes of each job were `Unknown` when the result arrived that they had succeeded.
     late: BTreeMap<JobUid, u32>,
+    /// When the last re-check of each job began at the latest.
+    rechecks: BTreeMap<JobUid, u64>,
     /// The outcomes of the results that agents have sent.
     said: BTreeMap<(NodeName, TaskId), BTreeSet<u8>>,
     /// Tasks that could not be sent at all.
@@ -68,6 +70,8 @@ pub(crate) struct Check {
 
 /// In milliseconds.
 const GRACE: u64 = REPORT_GRACE.as_secs() * 1_000;
+/// In milliseconds.
+const RECHECK: u64 = RECHECK_TIME.as_secs() * 1_000;
 
 pub(crate) const PARKED: u64 = PARK_AFTER.as_secs() * 1_000;
 

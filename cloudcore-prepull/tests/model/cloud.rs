@@ -265,7 +265,7 @@ impl World {
                 self.cloud.stirred += 1;
                 self.log(|| format!("  event {} {}", event.reason, event.note));
                 let known = self.cloud.nodes.union(&self.cloud.nodes_gone).cloned().collect();
-                self.check.announced(&known, &event);
+                self.check.announced(&known, &event, self.now);
             }
             Action::Send(node, message) => {
                 self.log(|| format!("  send {node} {}", told(&message)));
@@ -404,6 +404,9 @@ impl World {
         let Some((order, begun)) = self.cloud.dispatches.get(which) else { return };
         let hangs = self.secrets_hang_until.get(&order.job.uid).is_some_and(|until| self.now < *until);
         let fate = if hangs && !self.calm { DispatchFate::Postponed } else { fate };
+        // A look needs no secret.
+        let fate = if order.only_look && fate == DispatchFate::Postponed { DispatchFate::Sent } else { fate };
+        let hangs = hangs && !order.only_look;
         if hangs && !self.calm && self.now - begun < SECRET_TRIED_FOR {
             return;
         }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use edgecore_prepull::tasks::agent::{AgentEvent, TaskEnd, summary};
 use prepull_api::crd::status::NodePhase;
+use prepull_api::failure::FailureCode;
 use prepull_api::task::{
     Bytes, CheckOutcome, ImageOutcome, ImagePhase, ImageProgress, ImageResult, JobUid, NodeName, PullPolicy,
     TaskId, TaskOutcome, TaskResult,
@@ -106,7 +107,10 @@ impl World {
                     }
                 }
             }
-            13 => self.collect_garbage(),
+            13 => {
+                self.collect_garbage();
+                self.remove_image();
+            }
             14 => self.forge(),
             15 | 16 => self.contradict_result(),
             17 => self.assign_again(),
@@ -160,6 +164,18 @@ impl World {
         let jobs = &self.api.jobs;
         self.api.reports.retain(|(job, _), _| jobs.contains_key(job));
         self.api.deleted_reports.retain(|(job, _), _| jobs.contains_key(job));
+    }
+
+    /// Removes an image from an edge, as a kubelet does that needs the room.
+    fn remove_image(&mut self) {
+        // The hour decides, so that no seed leads elsewhere by that.
+        let hour = usize::try_from(self.now).unwrap();
+        let at = hour % self.edges.len();
+        let images = &mut self.edges[at].images;
+        if let Some(image) = images.iter().nth(hour % images.len().max(1)).cloned() {
+            images.remove(&image);
+            self.log(|| format!("n{at}: {image} is removed"));
+        }
     }
 
     fn any_edge(&mut self) -> usize {
@@ -381,6 +397,16 @@ impl World {
             self.image_ends(at, id, index, ImageOutcome::Present);
             return true;
         }
+        if wanted.policy == PullPolicy::Never {
+            let is_there = edge.images.contains(&wanted.reference);
+            self.image_ends(
+                at,
+                id,
+                index,
+                if is_there { ImageOutcome::Present } else { ImageOutcome::Failed },
+            );
+            return true;
+        }
         let takes =
             if self.rng.chance(80) { self.rng.between(0, 2_000) } else { self.rng.between(0, 40_000) };
         exec.pulling = Some((index, now + takes, calm || self.rng.chance(88)));
@@ -399,6 +425,9 @@ impl World {
         let mut result = image(outcome);
         let edge = &mut self.edges[at];
         if let Some(exec) = edge.execs.get_mut(task) {
+            if !outcome.is_on_node() && exec.work.task.images[index].policy == PullPolicy::Never {
+                result.code = Some(FailureCode::NotPresent);
+            }
             if exec.work.terms.download.pin && outcome.is_on_node() && Edge::can_pin(at) {
                 result.pinned = Some(true);
                 edge.pins.insert(task.job.clone());

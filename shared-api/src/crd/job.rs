@@ -34,6 +34,7 @@ use super::status::ImagePrePullJobStatus;
     printcolumn = r#"{"name":"Pending","type":"integer","priority":1,"jsonPath":".status.summary.pending"}"#,
     printcolumn = r#"{"name":"Running","type":"integer","priority":1,"jsonPath":".status.summary.inProgress"}"#,
     printcolumn = r#"{"name":"Unknown","type":"integer","priority":1,"jsonPath":".status.summary.unknown"}"#,
+    printcolumn = r#"{"name":"Checked","type":"date","priority":1,"jsonPath":".status.recheck.completionTime"}"#,
     printcolumn = r#"{"name":"Reason","type":"string","priority":1,"jsonPath":".status.reason"}"#
 )]
 #[serde(rename_all = "camelCase")]
@@ -67,6 +68,13 @@ pub struct ImagePrePullJobSpec {
     #[serde(default, skip_serializing_if = "is_zero")]
     #[schemars(range(min = 0, max = 1000))]
     pub retry: i64,
+    /// Number of re-checks. Raising it by one when the job has ended asks the nodes that succeeded whether their images
+    /// are still there; nothing is downloaded. A node that lacks one becomes a Failure with the code Removed, which a
+    /// retry round brings back. A re-check ends after two minutes: nodes that have not answered by then keep their
+    /// result. What is left of it when the job ends starts nothing. At most 1000. Default 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    #[schemars(range(min = 0, max = 1000))]
+    pub recheck: i64,
     /// Whether a node that becomes eligible while the job runs joins it, because it gets the label or is Ready again.
     #[serde(default, skip_serializing_if = "is_false")]
     pub follow_nodes: bool,

@@ -55,12 +55,28 @@ pub struct ReportBody {
     /// nodes in it are still to begin the last one. Reports of version 0.1 do not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry: Option<u32>,
+    /// How many re-checks had begun when this was written, as `retry` has it of the rounds.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub recheck: u32,
+    /// Whether what had begun last was a re-check, and not a round of `spec.retry`.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub rechecking: bool,
     /// Counts of the nodes in this report by phase.
     #[serde(default)]
     pub summary: Summary,
     /// Records of the nodes, in the order of the job.
     #[serde(default)]
     pub node_status: Vec<NodeStatus>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+fn is_zero(value: &u32) -> bool {
+    *value == 0
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 impl ImagePrePullReport {
@@ -175,7 +191,7 @@ mod tests {
         let crd = crd();
         let schema = crd.spec.versions[0].schema.clone().unwrap().open_api_v3_schema.unwrap();
         let fields: Vec<_> = schema.properties.unwrap().into_keys().collect();
-        assert_eq!(fields, ["index", "jobName", "nodeStatus", "retry", "summary"]);
+        assert_eq!(fields, ["index", "jobName", "nodeStatus", "recheck", "rechecking", "retry", "summary"]);
     }
 
     #[test]

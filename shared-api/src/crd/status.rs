@@ -45,6 +45,9 @@ pub struct ImagePrePullJobStatus {
     /// Number of rounds of spec.retry that have begun.
     #[serde(default)]
     pub retry: u32,
+    /// The last re-check. Absent if there was none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recheck: Option<RecheckStatus>,
     /// Hash of the part of the spec that must not change after the start, names of nodes included. It tells whether that
     /// part has changed.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -63,6 +66,30 @@ pub struct ImagePrePullJobStatus {
     /// Nodes that the job names or selects but skips, at most 200. summary.skipped counts all of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub skipped_nodes: Vec<SkippedNode>,
+}
+
+/// The last re-check of a job: whether the nodes that had succeeded still have their images.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RecheckStatus {
+    /// Number of re-checks of spec.recheck that have begun.
+    #[serde(default)]
+    pub rounds: u32,
+    /// When the last one began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_time: Option<Time>,
+    /// When the last one ended. Absent while it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub completion_time: Option<Time>,
+    /// Nodes that still have every image.
+    #[serde(default)]
+    pub present: u32,
+    /// Nodes that lack an image which they had, and that no retry round has begun for since.
+    #[serde(default)]
+    pub missing: u32,
+    /// Nodes that have not answered, and keep the result that they had.
+    #[serde(default)]
+    pub not_checked: u32,
 }
 
 /// How many nodes failed for one cause.
@@ -156,6 +183,9 @@ pub struct NodeStatus {
     /// When the node started. Its deadline counts from here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
+    /// What the last re-check found on the node. Absent if the node was in none since it succeeded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recheck: Option<NodeRecheck>,
     /// What counts the node's time beside the windows of the job, while it is in progress: should its edge be away, its
     /// deadline is computed with it. Absent where timeoutSeconds counts all the time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -166,6 +196,18 @@ pub struct NodeStatus {
     /// State of the images, in the order of the job.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub image_status: Vec<ImageStatus>,
+}
+
+/// What a re-check found on a node. While the node is Pending or InProgress, it is being checked, and downloads nothing.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeRecheck {
+    /// When cloudcore last learnt which images are there. Absent if the node has never answered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checked_time: Option<Time>,
+    /// Why the node was not checked the last time: it keeps the result that it had.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub not_checked_reason: String,
 }
 
 /// When a node downloads by its own settings.
@@ -192,7 +234,7 @@ pub enum NodePhase {
     InProgress,
     /// The node has every image.
     Successful,
-    /// A check or an image failed, or the edge reported that the deadline had passed.
+    /// A check or an image failed, the edge reported that the deadline had passed, or an image was removed since.
     Failure,
     /// There was no result at the deadline.
     Unknown,

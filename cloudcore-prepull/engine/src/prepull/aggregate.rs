@@ -4,8 +4,8 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use prepull_api::crd::report::{MAX_NODES_IN_REPORT, ReportBody};
 use prepull_api::crd::status::{
-    FailureCount, ImagePrePullJobStatus, JobPhase, MAX_NODES_IN_STATUS, NodePhase, NodeStatus, RolloutStatus,
-    SkippedNode, Summary,
+    FailureCount, ImagePrePullJobStatus, JobPhase, MAX_NODES_IN_STATUS, NodePhase, NodeStatus, RecheckStatus,
+    RolloutStatus, SkippedNode, Summary,
 };
 
 use crate::shared::reasons;
@@ -40,6 +40,8 @@ pub struct Parts<'a> {
     pub rollout: Option<RolloutStatus>,
     /// How many rounds beyond the first have begun.
     pub retry: u32,
+    /// The last re-check.
+    pub recheck: Option<RecheckStatus>,
     /// A hash of the fixed part of the spec that the job began with.
     pub spec_hash: &'a str,
     /// The spec that is carried out, as JSON.
@@ -84,6 +86,7 @@ pub fn status<'a>(
         active_since,
         rollout,
         retry,
+        recheck,
         spec_hash,
         started_spec,
         summary,
@@ -103,6 +106,7 @@ pub fn status<'a>(
         failures_by_code,
         rollout,
         retry,
+        recheck,
         spec_hash: spec_hash.to_owned(),
         started_spec: started_spec.to_owned(),
         conditions: merge_conditions(conditions, facts, generation, now),
@@ -111,11 +115,29 @@ pub fn status<'a>(
     }
 }
 
-/// Makes a report of some nodes of a job, of which this many rounds of `spec.retry` have begun.
+/// How many rounds of a job have begun.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rounds {
+    /// Those of `spec.retry`.
+    pub retry: u32,
+    /// Those of `spec.recheck`.
+    pub recheck: u32,
+    /// Whether the last one is a re-check.
+    pub rechecking: bool,
+}
+
+impl Rounds {
+    /// How many there are of both kinds. Each begins after the end of the one before.
+    pub fn total(self) -> u32 {
+        self.retry.saturating_add(self.recheck)
+    }
+}
+
+/// Makes a report of some nodes of a job, of which so many rounds have begun.
 pub fn report<'a>(
     job_name: &str,
     index: u32,
-    retry: u32,
+    rounds: Rounds,
     nodes: impl Iterator<Item = &'a NodeStatus>,
 ) -> ReportBody {
     let nodes: Vec<&NodeStatus> = nodes.collect();
@@ -131,7 +153,9 @@ pub fn report<'a>(
         *of_phase += 1;
     }
     let node_status = within(&nodes, REPORT_BUDGET, shortened);
-    ReportBody { job_name: job_name.to_owned(), index, retry: Some(retry), summary, node_status }
+    let Rounds { retry, recheck, rechecking } = rounds;
+    let (job_name, retry) = (job_name.to_owned(), Some(retry));
+    ReportBody { job_name, index, retry, recheck, rechecking, summary, node_status }
 }
 
 /// How many nodes of a job one report holds, when images of these names are pulled: at their usual sizes they
@@ -289,6 +313,7 @@ fn bare(node: &NodeStatus) -> NodeStatus {
         code: node.code,
         attempt: node.attempt,
         start_time: node.start_time.clone(),
+        recheck: node.recheck.clone(),
         clock: None,
         action_flow: Vec::new(),
         image_status: Vec::new(),
@@ -299,6 +324,9 @@ fn bare(node: &NodeStatus) -> NodeStatus {
 fn shortened(node: &NodeStatus) -> NodeStatus {
     let mut node = node.clone();
     node.reason = short(&node.reason);
+    if let Some(recheck) = &mut node.recheck {
+        recheck.not_checked_reason = short(&recheck.not_checked_reason);
+    }
     node.action_flow.iter_mut().for_each(|action| action.reason = short(&action.reason));
     for image in &mut node.image_status {
         image.reason = short(&image.reason);
@@ -408,7 +436,7 @@ mod tests {
                 node
             })
             .collect();
-        let report = report("job", 3, 0, nodes.iter());
+        let report = report("job", 3, Rounds::default(), nodes.iter());
         assert!(serde_json::to_string(&report).unwrap().len() < REPORT_BUDGET + 1000);
         assert_eq!((report.node_status.len(), report.summary.failure as usize), (capacity, capacity));
         // What a later life of cloudcore needs is there, whole or not.

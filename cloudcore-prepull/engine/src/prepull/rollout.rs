@@ -32,6 +32,7 @@ use crate::shared::writes::Start;
 mod books;
 mod edges;
 mod postponed;
+mod recheck;
 mod record;
 mod rounds;
 mod starts;
@@ -40,6 +41,7 @@ mod tests;
 mod waves;
 mod windows;
 
+pub use recheck::{RECHECK_TIME, Rechecked, begin_recheck, is_rechecking, keep_result};
 use waves::Waves;
 
 /// The grace for the report of a timeout to arrive: the edge ends the task at `timeoutSeconds` and says so; only a node
@@ -134,6 +136,8 @@ pub enum Decision {
     Redispatch(NodeName),
     /// The node is out of time: cancel its task, if it can be reached.
     Expire(NodeName),
+    /// The time of a re-check is over: cancel its task, if the node can be reached.
+    StopRecheck(NodeName),
     /// A start that may be in the API server already does not happen: record that.
     Withdraw(NodeName, Start),
 }
@@ -162,6 +166,8 @@ pub enum Verdict {
     Draining,
     /// Every node ended within the tolerance.
     Completed,
+    /// A re-check has ended within the tolerance, in a job that had not started all of its nodes before.
+    NotAllStarted,
     /// More nodes failed than are tolerated, and none runs any more.
     Failed,
     /// Every node was deleted before it started.
@@ -198,6 +204,10 @@ pub struct Rollout {
     withdrawn: BTreeSet<usize>,
     /// How many starts there were: see [`Start`].
     starts: u64,
+    /// When the re-check that runs is over.
+    recheck_until: Option<Timestamp>,
+    /// The places of nodes that are being checked.
+    rechecking: BTreeSet<usize>,
     /// The deadlines of the nodes in progress, with their places.
     deadlines: BTreeSet<(Timestamp, usize)>,
     /// When the secrets of postponed nodes are to be read again, with their places.
@@ -234,6 +244,8 @@ impl Rollout {
             recording: BTreeSet::new(),
             withdrawn: BTreeSet::new(),
             starts: 0,
+            recheck_until: None,
+            rechecking: BTreeSet::new(),
             deadlines: BTreeSet::new(),
             postponed: BTreeSet::new(),
             shut: BTreeSet::new(),
@@ -424,6 +436,16 @@ impl Rollout {
         let tolerance = &self.settings.tolerance;
         let exceeded = tolerance.exceeded_by(bad - self.missing, self.wave_size())
             || tolerance.exceeded_by(bad, self.counts.desired);
+        if self.recheck_until.is_some() {
+            // All are asked, however many lack something.
+            let runs = !self.rechecking.is_empty() || self.counts.in_progress > 0;
+            return match (runs, exceeded, self.counts.pending) {
+                (true, ..) => Verdict::Running,
+                (false, true, _) => Verdict::Failed,
+                (false, false, 0) => Verdict::Completed,
+                (false, false, _) => Verdict::NotAllStarted,
+            };
+        }
         match (exceeded, self.counts.in_progress, self.counts.pending) {
             (true, 0, _) => Verdict::Failed,
             (true, _, _) => Verdict::Draining,

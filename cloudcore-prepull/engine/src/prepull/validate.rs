@@ -97,6 +97,8 @@ pub struct RunPolicy {
     pub pause: Duration,
     /// How many further rounds there are for nodes that did not succeed.
     pub retry: u32,
+    /// How many re-checks there are of the nodes that succeeded.
+    pub recheck: u32,
     /// Whether nodes that become eligible join the running job.
     pub follow_nodes: bool,
     /// Whether names without a Node are skipped, and do not count as failed.
@@ -210,6 +212,7 @@ fn run_policy(spec: &ImagePrePullJobSpec) -> Result<RunPolicy, Refusal> {
         ttl_seconds_after_finished,
         rollout,
         retry,
+        recheck,
         follow_nodes,
         allow_missing_nodes,
         // See `download`.
@@ -244,9 +247,13 @@ fn run_policy(spec: &ImagePrePullJobSpec) -> Result<RunPolicy, Refusal> {
             format!("{} is not more than the step before, {}: steps rise", steps[at + 1], steps[at]);
         return Err(Refusal::new(format!("spec.rollout.steps[{}]", at + 1), message));
     }
-    let retry = u32::try_from(*retry).ok().filter(|retry| *retry <= MAX_ROUNDS).ok_or_else(|| {
-        Refusal::new("spec.retry", format!("{retry} is not allowed: write 0 to {MAX_ROUNDS}"))
-    })?;
+    let rounds = |field: &str, value: i64| {
+        u32::try_from(value)
+            .ok()
+            .filter(|rounds| *rounds <= MAX_ROUNDS)
+            .ok_or_else(|| Refusal::new(field, format!("{value} is not allowed: write 0 to {MAX_ROUNDS}")))
+    };
+    let (retry, recheck) = (rounds("spec.retry", *retry)?, rounds("spec.recheck", *recheck)?);
     Ok(RunPolicy {
         suspend: *suspend,
         active_deadline: active_deadline_seconds
@@ -258,6 +265,7 @@ fn run_policy(spec: &ImagePrePullJobSpec) -> Result<RunPolicy, Refusal> {
         steps,
         pause: seconds("rollout.pauseSeconds", pause_seconds, 0)?,
         retry,
+        recheck,
         follow_nodes: *follow_nodes,
         allow_missing_nodes: *allow_missing_nodes,
     })

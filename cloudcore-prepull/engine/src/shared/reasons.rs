@@ -8,6 +8,12 @@ pub const WAVE_STARTED: &str = "WaveStarted";
 pub const WAVE_ENDED: &str = "WaveEnded";
 /// A job begins a further round for the nodes that did not make it.
 pub const RETRYING: &str = "Retrying";
+/// A job asks the nodes that succeeded whether their images are still there.
+pub const RECHECKING: &str = "Rechecking";
+/// A re-check of a job has ended, and every node that answered has its images.
+pub const IMAGES_PRESENT: &str = "ImagesPresent";
+/// A re-check of a job has ended, and nodes lack images that they had.
+pub const IMAGES_MISSING: &str = "ImagesMissing";
 /// `spec.suspend` was set.
 pub const SUSPENDED: &str = "Suspended";
 /// `spec.suspend` was removed.

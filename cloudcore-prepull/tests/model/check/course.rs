@@ -11,7 +11,7 @@ use prepull_engine::prepull::validate::Ratio;
 use prepull_engine::shared::events::ObjectEvent;
 use prepull_engine::shared::reasons;
 
-use super::{Check, add_up, is_final};
+use super::{Check, RECHECK, add_up, is_final};
 use crate::api::Api;
 use crate::edge::Edge;
 use crate::world::millis;
@@ -31,6 +31,12 @@ impl Check {
         let Some(start) = status.start_time.as_ref().map(|start| millis(start.0)) else { return };
         let since = start.max(self.active_since.get(job).copied().unwrap_or(start));
         let Some(spec) = self.accepted(job).filter(|_| status.completion_time.is_none()) else { return };
+        // A re-check has a time of its own.
+        if status.recheck.as_ref().is_some_and(|recheck| recheck.completion_time.is_none()) {
+            let until = self.rechecks.get(job).map_or(0, |since| since + RECHECK);
+            assert!(now < until, "{job} is re-checked, and that was over at {until}");
+            return;
+        }
         let seconds = |seconds: i64| u64::try_from(seconds).unwrap() * 1_000;
         if let Some(deadline) = spec.active_deadline_seconds.filter(|_| !spec.suspend) {
             let until = since + seconds(deadline);
@@ -61,6 +67,7 @@ impl Check {
             // Before its status says that it has begun, nothing else of it is written: it begins anew.
             self.beginnings.remove(job);
         }
+        self.rechecks.insert(job.clone(), now);
         if status.completion_time.is_some() {
             self.ended.insert(job.clone());
         } else {
@@ -70,7 +77,7 @@ impl Check {
 
     /// Events tell of changes. That too many nodes have failed is told once, not of each further node; and a round
     /// begins only if one of its nodes can start. `nodes`: the Nodes that the controller knew at that time.
-    pub(crate) fn announced(&mut self, nodes: &BTreeSet<NodeName>, event: &ObjectEvent) {
+    pub(crate) fn announced(&mut self, nodes: &BTreeSet<NodeName>, event: &ObjectEvent, now: u64) {
         let job = &event.object.uid;
         if event.reason == reasons::NODE_FAILED {
             // A task that waited for a secret until no time was left was never sent.
@@ -90,6 +97,11 @@ impl Check {
         // It has not begun: whatever is valid next is what it may begin with.
         if event.reason == reasons::NO_ELIGIBLE_NODES {
             self.beginnings.remove(job);
+        }
+        if event.reason == reasons::RECHECKING {
+            self.ended.remove(job);
+            self.exceeded.remove(job);
+            self.rechecks.insert(job.clone(), now);
         }
         if event.reason == reasons::RETRYING {
             self.ended.remove(job);
@@ -146,17 +158,19 @@ impl Check {
                 assert_eq!(status.phase, JobPhase::Failure, "(7) {job} is no valid job");
             }
         }
+        let rechecks = status.recheck.as_ref().map_or(0, |recheck| recheck.rounds);
+        let rounds_now = status.retry + rechecks;
         let Some(ended) = &status.completion_time else {
             if let Some((ended, rounds)) = self.over.remove(job) {
-                assert!(status.retry > rounds, "(8) {job} had ended and continues without a further round");
+                assert!(rounds_now > rounds, "(8) {job} had ended and continues without a further round");
                 self.asks_again(job, ended);
             }
             return;
         };
         let ended_at = millis(ended.0);
-        let before = self.over.insert(job.clone(), (ended_at, status.retry));
+        let before = self.over.insert(job.clone(), (ended_at, rounds_now));
         assert_eq!(status.summary.in_progress, 0, "{job} has ended and nodes are in progress");
-        if before.is_some_and(|(_, rounds)| rounds == status.retry) {
+        if before.is_some_and(|(_, rounds)| rounds == rounds_now) {
             return;
         }
         self.has_tried_again(api, job, status.retry);
@@ -180,6 +194,7 @@ impl Check {
                     status.summary.desired == 0
                         || spec.active_deadline_seconds.is_some()
                         || spec.rollout.is_some()
+                        || rechecks > 0 && status.summary.pending > 0
                         || exceeded(spec, bad + late)
                 }),
                 "{job} is a Failure with {bad} bad nodes"
@@ -209,11 +224,15 @@ impl Check {
         }
     }
 
-    /// A job that had ended continues only if somebody has raised `retry` since.
+    /// A job that had ended continues only if somebody has raised `retry` or `recheck` since.
     fn asks_again(&self, job: &JobUid, ended: u64) {
-        let asked: Vec<i64> = self.in_force_since(job, ended, u64::MAX).map(|spec| spec.retry).collect();
-        let is_raised = asked.windows(2).any(|pair| pair[1] > pair[0]);
-        assert!(is_raised, "{job} had ended at {ended} and continues, and nobody has raised retry");
+        let asked: Vec<_> =
+            self.in_force_since(job, ended, u64::MAX).map(|spec| (spec.retry, spec.recheck)).collect();
+        let is_raised = asked.windows(2).any(|pair| pair[1].0 > pair[0].0 || pair[1].1 > pair[0].1);
+        assert!(
+            is_raised,
+            "{job} had ended at {ended} and continues, and nobody has raised retry or recheck"
+        );
     }
 
     /// What is pinned on an edge belongs to a job that exists and wants it so.

@@ -4,8 +4,9 @@ use edgecore_prepull::tasks::agent::Execution;
 use prepull_api::crd::status::{NodePhase, Tristate};
 use prepull_api::task::{JobUid, NodeName, PullPolicy, TaskId, TaskOutcome};
 use prepull_api::wire::EdgeMessage;
+use prepull_engine::prepull::rollout::is_rechecking;
 
-use super::{Check, PARKED, is_final, timeout};
+use super::{Check, PARKED, RECHECK, is_final, timeout};
 use crate::api::Api;
 use crate::edge::{Edge, Record};
 use crate::world::millis;
@@ -45,6 +46,13 @@ impl Check {
     /// (1) An image is pulled from the registry only if it is not complete, or if the job asks for that.
     pub(crate) fn pulls(&self, api: &Api, edge: &Edge, work: &Execution, index: usize) {
         let (task, image) = (&work.task, &work.task.images[index]);
+        assert_ne!(
+            image.policy,
+            PullPolicy::Never,
+            "{} pulls {}, and should only look",
+            edge.node,
+            image.reference
+        );
         let whole = edge.images.contains(&image.reference);
         if !whole {
             return;
@@ -139,12 +147,15 @@ impl Check {
         else {
             return;
         };
-        let start = millis(record.start_time.as_ref().expect("a node in progress has a start time").0);
-        let timeout = self.accepted(job).map(timeout);
+        let until = if is_rechecking(record) {
+            self.rechecks.get(job).map_or(0, |since| since + RECHECK)
+        } else {
+            let start = millis(record.start_time.as_ref().expect("a node in progress has a start time").0);
+            start + self.accepted(job).map_or(0, timeout)
+        };
         let task = TaskId { job: job.clone(), attempt: record.attempt };
         assert!(
-            start + timeout.unwrap_or(0) <= now
-                || edge.agent.open_tasks().iter().any(|open| open.task == task),
+            until <= now || edge.agent.open_tasks().iter().any(|open| open.task == task),
             "{} should work on {task} and does not have it",
             edge.node
         );

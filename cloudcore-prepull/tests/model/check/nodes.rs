@@ -6,9 +6,10 @@ use prepull_api::crd::status::{NodePhase, NodeStatus};
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{JobUid, NodeName, Task, TaskId, TaskOutcome};
 use prepull_engine::prepull::controller::Dispatch;
+use prepull_engine::prepull::rollout::is_rechecking;
 use prepull_engine::prepull::validate::Step;
 
-use super::{Check, GRACE, deadline, is_final};
+use super::{Check, GRACE, RECHECK, deadline, is_final};
 use crate::api::Api;
 use crate::world::millis;
 
@@ -28,6 +29,11 @@ impl Check {
             record.map(|r| (r.phase, r.attempt)),
         );
         let task = TaskId { job: job.clone(), attempt: order.attempt };
+        assert_eq!(
+            record.map(is_rechecking),
+            Some(order.only_look),
+            "{task} on {node} only looks, or it should"
+        );
         let references: Vec<_> = order.plan.images.iter().map(|image| image.pull.to_string()).collect();
         let named = record.into_iter().flat_map(|record| &record.image_status);
         let named: Vec<_> = named.map(|image| image.pulled_image.clone()).collect();
@@ -49,6 +55,13 @@ impl Check {
         for node in &report.node_status {
             let name = &node.node_name;
             self.emitted.insert((job.clone(), NodeName(name.clone())), node.phase);
+            // Its record tells of its pull. A re-check has a time of its own.
+            if is_rechecking(node) {
+                let until = self.rechecks.get(job).map_or(0, |since| since + RECHECK);
+                let at_work = node.phase == NodePhase::InProgress && accepted.is_some();
+                assert!(!at_work || now < until, "(3) {name} of {job} is still being checked, past {until}");
+                continue;
+            }
             let Some(start) = node.start_time.as_ref().map(|start| millis(start.0)) else {
                 assert_ne!(node.phase, NodePhase::InProgress, "{name} of {job} has not started");
                 continue;
@@ -136,6 +149,12 @@ impl Check {
                 said.is_some_and(|said| outcomes.iter().any(|outcome| said.contains(&(*outcome as u8))))
             };
             match record.phase {
+                // It keeps the result that it had.
+                NodePhase::Successful
+                    if record
+                        .recheck
+                        .as_ref()
+                        .is_some_and(|recheck| !recheck.not_checked_reason.is_empty()) => {}
                 NodePhase::Successful => {
                     assert!(told(&[TaskOutcome::Succeeded]), "(4) {node} never said that {task} succeeded");
                 }
@@ -199,6 +218,8 @@ impl Check {
     pub(super) fn concurrency(&self, api: &Api, job: &JobUid) {
         let start_of = |record: &NodeStatus| record.start_time.as_ref().map(|start| millis(start.0));
         let in_progress = api.records(job).filter(|record| record.phase == NodePhase::InProgress);
+        // A look takes no link, so all nodes are asked at once.
+        let in_progress = in_progress.filter(|record| !is_rechecking(record));
         let mut began: Vec<u64> = in_progress
             .filter_map(|record| Some((record, start_of(record)?)))
             .filter(|(record, start)| !self.has_ended(job, record, *start))

@@ -85,6 +85,7 @@ impl Check {
                 // A further round has to wait until the whole spec can be followed.
                 if self.ended.contains(job) {
                     followed.retry = before.as_ref().map_or(followed.retry, |before| before.retry);
+                    followed.recheck = before.as_ref().map_or(followed.recheck, |before| before.recheck);
                 }
                 Some(followed).filter(is_valid)
             }

@@ -13,8 +13,13 @@ use crate::rng::Rng;
 /// Edits a field that a running job follows.
 pub(super) fn edit(spec: &mut ImagePrePullJobSpec, edges: usize, rng: &mut Rng) {
     let yes = rng.chance(50);
+    let what = rng.below(15);
+    // Without a draw of its own, so that the seeds that found something still mean what they did.
+    if matches!(what, 2 | 3 | 11) {
+        spec.recheck = spec.recheck.clamp(0, 100) + 1;
+    }
     let template = &mut spec.image_pre_pull_template;
-    match rng.below(15) {
+    match what {
         0 | 1 => template.concurrency = i64::try_from(rng.below(edges + 1)).unwrap(),
         2 => template.timeout_seconds = rng.pick(&[0, 5, 20, 60, 600]),
         3 => {

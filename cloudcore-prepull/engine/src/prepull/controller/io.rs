@@ -177,6 +177,8 @@ pub struct Dispatch {
     pub attempt: u32,
     /// The images to pull, and with which secrets.
     pub plan: Arc<NodePlan>,
+    /// Whether the node only looks whether the images are there, and downloads nothing.
+    pub only_look: bool,
     /// The images that an earlier attempt has pulled, by their index in the plan.
     pub there: Vec<usize>,
     /// How much of the node's timeout is left.

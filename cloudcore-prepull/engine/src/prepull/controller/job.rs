@@ -176,7 +176,8 @@ impl Job {
 
     /// A node is new or changed: it joins if the job wants that. Returns whether it did.
     pub(super) fn add_if_chosen(&mut self, node: &NodeView) -> bool {
-        let may_join = self.course.is_running() && self.course.policy().follow_nodes;
+        let may_join =
+            self.course.is_running() && !self.course.is_rechecking() && self.course.policy().follow_nodes;
         let joins = may_join && self.members.add_if_chosen(node);
         if joins {
             self.output.grow(self.members.rollout().len());
@@ -284,7 +285,7 @@ impl Job {
             self.members.rollout_mut().stamp_starts(report.nodes.clone(), effects.now);
             let rollout = self.members.rollout();
             let records = rollout.records_of(report.nodes);
-            let body = aggregate::report(self.events.name(), report.index, self.course.rounds(), records);
+            let body = aggregate::report(self.events.name(), report.index, self.course.all_rounds(), records);
             let write = self.write(report.version, Content::Report(Box::new(body)));
             effects.emit(write);
         }
@@ -380,6 +381,7 @@ impl Job {
             active_since: course.active_since(),
             rollout: rollout.waves(),
             retry: course.rounds(),
+            recheck: course.recheck_status(rollout.rechecked()),
             spec_hash: self.spec.hash(),
             started_spec: self.spec.stored(),
             summary,

@@ -17,6 +17,7 @@ mod late;
 mod leaving;
 mod left_out;
 mod pins;
+mod rechecks;
 mod relabelled;
 mod reports;
 mod rounds;
@@ -38,6 +39,8 @@ struct World {
     object: Option<JobObject>,
     /// Of each dispatch, the images that are there already.
     there: Vec<Vec<usize>>,
+    /// Of each dispatch, whether the node only looks.
+    looks: Vec<bool>,
     /// What was to be pulled, image by image.
     images: Vec<String>,
     /// What was to be pulled, by its reference, and with which secrets.
@@ -80,6 +83,7 @@ impl World {
             deleted: 0,
             object: None,
             there: Vec::new(),
+            looks: Vec::new(),
             images: Vec::new(),
             pulls: Vec::new(),
             dead: None,
@@ -142,6 +146,7 @@ impl World {
                     Action::Dispatch(order) => {
                         self.dispatched.push(order.node.clone());
                         self.there.push(order.there.clone());
+                        self.looks.push(order.only_look);
                         self.remaining.push(order.remaining);
                         self.terms.push(download::terms(&order.job, &order.node, None, false));
                         self.pulls.extend(order.plan.images.iter().map(|image| {

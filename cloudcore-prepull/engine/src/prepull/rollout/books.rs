@@ -6,7 +6,7 @@ use prepull_api::crd::status::{Action, ActionStatus, NodePhase, NodeStatus, Tris
 use prepull_api::failure::FailureCode;
 use prepull_api::task::NodeName;
 
-use super::{BUSY, Decision, OFFLINE, REPORT_GRACE, Rollout, Touched, is_missing};
+use super::{BUSY, Decision, OFFLINE, REPORT_GRACE, Rollout, Touched, is_missing, is_rechecking};
 use crate::shared::pacing::Moment;
 use crate::shared::session::SessionId;
 use crate::shared::writes::Start;
@@ -116,7 +116,9 @@ impl Rollout {
     pub(super) fn withdraw(&mut self, at: usize) -> Option<Decision> {
         self.set(at, NodePhase::Pending, String::new());
         let member = &mut self.members[at];
-        member.record.start_time = None;
+        if !self.rechecking.contains(&at) {
+            member.record.start_time = None;
+        }
         if !member.is_stamped {
             return None;
         }
@@ -155,6 +157,12 @@ impl Rollout {
 
     /// Brings the two indexes in line with the member.
     pub(super) fn index_member(&mut self, at: usize) {
+        let is_rechecking = is_rechecking(&self.members[at].record) && !self.members[at].has_left;
+        if is_rechecking {
+            self.rechecking.insert(at);
+        } else {
+            self.rechecking.remove(&at);
+        }
         let deadline = self.deadline(at);
         let member = &mut self.members[at];
         if let Some(before) = std::mem::replace(&mut member.deadline, deadline) {
@@ -164,6 +172,8 @@ impl Rollout {
         let postponed = member.postponed.as_ref().and_then(|postponed| postponed.waits.as_ref());
         let waits = match (member.record.phase, member.online, member.busy) {
             _ if member.has_left => None,
+            // In a re-check nothing begins that had not begun before.
+            _ if self.recheck_until.is_some() && !is_rechecking => None,
             (NodePhase::Pending, None, _) => Some(OFFLINE),
             (NodePhase::Pending, Some(_), _) if postponed.is_some() => postponed.map(|(_, why)| why.as_str()),
             (NodePhase::Pending, Some(_), true) => Some(BUSY),
@@ -188,7 +198,7 @@ impl Rollout {
     fn deadline(&self, at: usize) -> Option<Timestamp> {
         let record = &self.members[at].record;
         // Its time begins when its start is recorded: until then nothing is sent.
-        if record.phase != NodePhase::InProgress || self.recording.contains(&at) {
+        if record.phase != NodePhase::InProgress || self.recording.contains(&at) || is_rechecking(record) {
             return None;
         }
         let started = record.start_time.as_ref()?.0;
@@ -203,6 +213,9 @@ impl Rollout {
         reason: &str,
         now: Timestamp,
     ) {
+        if self.rechecking.contains(&at) {
+            return self.leave_unchecked(at, reason);
+        }
         let status = if phase == NodePhase::Failure { Tristate::False } else { Tristate::Unknown };
         let flow = &mut self.members[at].record.action_flow;
         if flow.is_empty() {

@@ -23,7 +23,10 @@ impl Rollout {
     pub fn stamp_starts(&mut self, places: Range<usize>, now: Timestamp) {
         for &at in self.recording.range(places) {
             let member = &mut self.members[at];
-            (member.record.start_time, member.is_stamped) = (Some(Time(now)), true);
+            member.is_stamped = true;
+            if !self.rechecking.contains(&at) {
+                member.record.start_time = Some(Time(now));
+            }
         }
     }
 
@@ -85,7 +88,12 @@ impl Rollout {
         };
         let session = self.members[at].online;
         self.members[at].flight = Flight::Dispatching { again, session };
-        if self.recording.remove(&at) {
+        let is_first = self.recording.remove(&at);
+        if self.rechecking.contains(&at) {
+            let left = self.recheck_until?.duration_since(now);
+            return Duration::try_from(left).ok().filter(|left| !left.is_zero());
+        }
+        if is_first {
             self.begin_time(at, now);
         }
         let started = self.members[at].record.start_time.as_ref()?.0;
@@ -236,6 +244,9 @@ impl Rollout {
             return false;
         }
         self.note_accepted(at);
+        if self.rechecking.contains(&at) {
+            return false;
+        }
         record::apply_progress(&mut self.members[at].record, plan, progress, now);
         self.touched.push(Touched { at, phase: false });
         true
@@ -256,6 +267,9 @@ impl Rollout {
             || matches!(before, NodePhase::Successful | NodePhase::Failure)
         {
             return false;
+        }
+        if self.take_look(at, result, now) {
+            return true;
         }
         let record = &mut self.members[at].record;
         // Where the record was lost, the task that this is the result of is not counted yet.

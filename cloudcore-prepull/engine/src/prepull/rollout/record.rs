@@ -28,11 +28,85 @@ pub(super) fn begin_again(record: &mut NodeStatus) {
         record.attempt += 1;
     }
     record.start_time = None;
+    record.recheck = None;
     record.action_flow.clear();
     for image in record.image_status.iter_mut().filter(|image| image.status != Tristate::True) {
         (image.status, image.attempts, image.code) = (Tristate::Unknown, 0, None);
         image.reason.clear();
     }
+}
+
+/// What a node says that was only asked to look.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Look {
+    /// Every image is there, as it was pulled.
+    Present,
+    /// At least one is not, as this sentence says.
+    Missing(String),
+    /// No image is known to be missing, and not all of them are known to be there, for this reason.
+    Unclear(String),
+}
+
+/// Notes which images a node still has. What is known of their pulls stays.
+pub(super) fn apply_look(record: &mut NodeStatus, result: &TaskResult, now: Timestamp) -> Look {
+    let seen = last_seen(record).map_or(String::new(), |seen| format!("it was there at {seen:.0}, and "));
+    let (mut missing, mut unclear) = (Vec::new(), None);
+    if result.images.len() != record.image_status.len() {
+        unclear = Some(match &result.reason {
+            reason if reason.is_empty() => "its answer does not fit the images".to_owned(),
+            reason => reason.clone(),
+        });
+    }
+    for (image, found) in record.image_status.iter_mut().zip(&result.images) {
+        let other = found.digest.as_ref().filter(|_| image.digest.is_some() && found.digest != image.digest);
+        let reason = match (found.outcome, found.code, other) {
+            (ImageOutcome::Pulled | ImageOutcome::Present, _, None) => {
+                (image.status, image.pinned) = (Tristate::True, found.pinned.or(image.pinned));
+                continue;
+            }
+            (ImageOutcome::Pulled | ImageOutcome::Present, _, Some(other)) => {
+                format!("the node has another image of this name now, {other}: {seen}something replaced it")
+            }
+            (ImageOutcome::Failed, Some(FailureCode::NotPresent), _) => {
+                format!("{seen}something removed it since, such as the kubelet's image garbage collection")
+            }
+            // An agent of a version without codes doesn't say whether the image is missing, or the runtime.
+            (ImageOutcome::Failed, None, _) => {
+                unclear = Some("its edgecore-prepull is too old to check: it gives no codes".to_owned());
+                continue;
+            }
+            (ImageOutcome::Failed | ImageOutcome::Stopped, ..) => {
+                unclear = Some(found.reason.clone());
+                continue;
+            }
+        };
+        image.reason = truncate_reason(&reason);
+        (image.status, image.code) = (Tristate::False, Some(FailureCode::Removed));
+        (image.digest, image.bytes, image.pinned) = (None, None, None);
+        missing.push(image.pulled_image.clone());
+    }
+    if unclear.is_none() || !missing.is_empty() {
+        let recheck = record.recheck.get_or_insert_default();
+        recheck.checked_time = Some(Time(now));
+        recheck.not_checked_reason.clear();
+    }
+    match (missing.as_slice(), unclear) {
+        ([], None) => Look::Present,
+        ([], Some(reason)) => Look::Unclear(reason),
+        ([image], _) => Look::Missing(format!("removed since it was pulled: {image}")),
+        (images, _) => Look::Missing(format!(
+            "{} images removed since they were pulled: {}",
+            images.len(),
+            images.join(", ")
+        )),
+    }
+}
+
+/// When the images of a node were known to be there last.
+fn last_seen(record: &NodeStatus) -> Option<Timestamp> {
+    let checked = record.recheck.as_ref().and_then(|recheck| recheck.checked_time.as_ref());
+    let pulled = record.action_flow.iter().rfind(|action| action.action == Action::Pull);
+    checked.or(pulled.map(|pulled| &pulled.time)).map(|time| time.0)
 }
 
 pub(super) fn apply_progress(record: &mut NodeStatus, plan: &NodePlan, progress: &Progress, now: Timestamp) {

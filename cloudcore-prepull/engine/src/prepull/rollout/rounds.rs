@@ -11,7 +11,7 @@ use super::{Decision, Rollout, Touched, is_missing, record};
 use crate::shared::node_view::NodeView;
 
 impl Rollout {
-    fn taken_places(&self) -> Vec<usize> {
+    pub(super) fn taken_places(&self) -> Vec<usize> {
         (0..self.members.len()).filter(|&at| !self.members[at].has_left).collect()
     }
 
@@ -45,6 +45,7 @@ impl Rollout {
     /// did not exist at the start, and `remain` missing, stay as they are. Returns how many become pending.
     pub fn begin_round(&mut self, remain: impl Fn(&NodeName) -> bool) -> usize {
         self.closed = false;
+        self.supersede_recheck();
         let mut again = 0;
         for at in self.taken_places() {
             let phase = self.members[at].record.phase;
@@ -82,6 +83,11 @@ impl Rollout {
         }
     }
 
+    /// Closes the rollout after a re-check: the nodes that never started have their reasons.
+    pub fn close_after_recheck(&mut self) {
+        self.closed = true;
+    }
+
     /// Closes the rollout of a job that was over before this run of cloudcore: the records stay as they are.
     #[must_use]
     pub fn closed(mut self) -> Self {
@@ -103,6 +109,10 @@ impl Rollout {
         let Some(&at) = self.index.get(node) else { return false };
         let member = &self.members[at];
         match (member.record.phase, member.record.attempt) {
+            (NodePhase::Pending, _) if self.rechecking.contains(&at) => {
+                self.leave_unchecked(at, "its Node was deleted");
+                false
+            }
             // An attempt that could not be handed to a session was none.
             (NodePhase::Pending, 0 | 1) => {
                 self.leave(at);

@@ -15,7 +15,8 @@ impl Rollout {
             self.waves.paused_until(self.settings.pause).filter(|_| self.verdict() == Verdict::Running);
         let postponed = self.postponed.first().map(|(at, _)| *at);
         let opening = self.shut.first().map(|(at, _)| *at);
-        deadline.into_iter().chain(wave).chain(postponed).chain(opening).min()
+        let recheck = self.recheck_until.filter(|_| !self.rechecking.is_empty());
+        deadline.into_iter().chain(recheck).chain(wave).chain(postponed).chain(opening).min()
     }
 
     /// Ends the nodes whose time is over, and starts as many as the concurrency and the tolerance allow.
@@ -31,9 +32,10 @@ impl Rollout {
             self.deadlines.remove(&(deadline, at));
             decisions.push(self.expire(at, code, &reason, now));
         }
+        decisions.extend(self.end_late_rechecks(now));
         decisions.extend(self.end_postponements(now));
         self.open_windows(now);
-        if self.verdict() == Verdict::Running {
+        if self.verdict() == Verdict::Running && self.recheck_until.is_none() {
             let present = self.present();
             let Settings { steps, pause, .. } = &self.settings;
             self.waves.advance(steps, *pause, &present, now);
@@ -47,7 +49,8 @@ impl Rollout {
         while self.may_start()
             && let Some(at) = self.startable.first().copied()
         {
-            if !self.waits_for_window(at, now) {
+            // A look downloads nothing, so no window matters.
+            if self.rechecking.contains(&at) || !self.waits_for_window(at, now) {
                 self.start(at, now);
                 decisions.push(Decision::Start(self.name(at)));
             }
@@ -58,18 +61,27 @@ impl Rollout {
     pub(super) fn start(&mut self, at: usize, now: Timestamp) {
         let member = &mut self.members[at];
         member.record.attempt = member.record.attempt.max(1);
-        member.record.start_time = Some(Time(now));
+        // A look takes its time from the re-check, and leaves the record of the pull as it is.
+        if !self.rechecking.contains(&at) {
+            member.record.start_time = Some(Time(now));
+        }
         member.flight = Flight::Recording;
         self.recording.insert(at);
         self.starts += 1;
         // An earlier start that was withdrawn, and of which the API server has not been told so yet, counts as written.
         (member.start, member.is_stamped) = (self.starts, self.withdrawn.remove(&at));
         self.set(at, NodePhase::InProgress, String::new());
-        self.record_clock(at);
+        if !self.rechecking.contains(&at) {
+            self.record_clock(at);
+        }
     }
 
     /// Whether one more node may start now.
     pub(super) fn may_start(&self) -> bool {
+        // A look downloads nothing, so neither a suspension nor a limit matters.
+        if self.recheck_until.is_some() {
+            return true;
+        }
         let limit = self.waves.limit(&self.settings.steps, self.present().desired);
         let started = self.started() as usize + self.withdrawn.len();
         self.may_go_on() && self.slots_taken() < self.settings.concurrency && started < limit as usize
@@ -77,6 +89,9 @@ impl Rollout {
 
     /// Whether so many nodes may be in progress now, and so many may have started.
     fn may_go_on(&self) -> bool {
+        if self.recheck_until.is_some() {
+            return true;
+        }
         let limit = self.waves.limit(&self.settings.steps, self.present().desired);
         !self.settings.hold
             && !self.waves.is_paused()

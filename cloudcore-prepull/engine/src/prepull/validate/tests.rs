@@ -444,7 +444,7 @@ fn the_course_of_a_job_is_read_and_a_mistake_in_it_is_named() {
             .map_err(|refusal| refusal.field)
     };
     let all = json!({
-        "suspend": true, "activeDeadlineSeconds": 60, "ttlSecondsAfterFinished": 0, "retry": 2, "followNodes": true,
+        "suspend": true, "activeDeadlineSeconds": 60, "ttlSecondsAfterFinished": 0, "retry": 2, "recheck": 3, "followNodes": true,
         "allowMissingNodes": true,
         "rollout": {"steps": ["5%", "25%", "100%"], "pauseSeconds": 10},
     });
@@ -455,6 +455,7 @@ fn the_course_of_a_job_is_read_and_a_mistake_in_it_is_named() {
         steps: vec![Step::Percent(5), Step::Percent(25), Step::Percent(100)],
         pause: Duration::from_secs(10),
         retry: 2,
+        recheck: 3,
         follow_nodes: true,
         allow_missing_nodes: true,
     };
@@ -465,6 +466,7 @@ fn the_course_of_a_job_is_read_and_a_mistake_in_it_is_named() {
         (json!({"activeDeadlineSeconds": -1}), "spec.activeDeadlineSeconds"),
         (json!({"ttlSecondsAfterFinished": -1}), "spec.ttlSecondsAfterFinished"),
         (json!({"retry": -1}), "spec.retry"),
+        (json!({"recheck": 1001}), "spec.recheck"),
         (json!({"rollout": {"pauseSeconds": -1}}), "spec.rollout.pauseSeconds"),
         (json!({"rollout": {"steps": ["5%", "half"]}}), "spec.rollout.steps[1]"),
         (json!({"rollout": {"steps": ["25%", "5%"]}}), "spec.rollout.steps[1]"),

@@ -1,11 +1,12 @@
 //! The course of a job: its phase, its times and rounds, its end and its deletion.
 
 use jiff::Timestamp;
-use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, RolloutStatus, Summary};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, RecheckStatus, RolloutStatus, Summary};
 
 use super::super::DELETE_RETRY;
-use crate::prepull::aggregate;
-use crate::prepull::rollout::Verdict;
+use crate::prepull::aggregate::{self, Rounds};
+use crate::prepull::rollout::{RECHECK_TIME, Rechecked, Verdict};
 use crate::prepull::validate::{RunPolicy, ValidatedJob};
 use crate::shared::counted::counted;
 use crate::shared::reasons;
@@ -25,6 +26,10 @@ pub(super) struct Course {
     times: Option<Times>,
     /// Rounds of `spec.retry` that have begun.
     rounds: u32,
+    /// Re-checks of `spec.recheck` that have begun.
+    rechecks: u32,
+    /// The times of the last re-check that this run of cloudcore knows of.
+    recheck: Option<RecheckTimes>,
     /// Whether too many nodes have failed in this round, and the others may end.
     is_draining: bool,
     /// When a deletion that had no effect is asked for again.
@@ -36,6 +41,12 @@ struct Times {
     started: Timestamp,
     /// From when activeDeadlineSeconds counts.
     active_since: Timestamp,
+    ended: Option<Timestamp>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct RecheckTimes {
+    started: Timestamp,
     ended: Option<Timestamp>,
 }
 
@@ -95,6 +106,8 @@ impl Course {
             tolerance: String::new(),
             times: None,
             rounds: 0,
+            rechecks: 0,
+            recheck: None,
             is_draining: false,
             delete_again_at: None,
         }
@@ -118,6 +131,44 @@ impl Course {
 
     pub(super) fn rounds(&self) -> u32 {
         self.rounds
+    }
+
+    /// All rounds that have begun.
+    pub(super) fn all_rounds(&self) -> Rounds {
+        Rounds { retry: self.rounds, recheck: self.rechecks, rechecking: self.is_last_a_recheck() }
+    }
+
+    pub(super) fn rechecks(&self) -> u32 {
+        self.rechecks
+    }
+
+    /// Whether a re-check runs.
+    pub(super) fn is_rechecking(&self) -> bool {
+        self.is_running() && self.is_last_a_recheck()
+    }
+
+    /// The re-check that ended with the job counts as well: nothing has begun since.
+    fn is_last_a_recheck(&self) -> bool {
+        self.recheck.is_some_and(|times| times.ended.is_none() || times.ended == self.ended())
+    }
+
+    /// When the re-check that runs is over.
+    pub(super) fn recheck_until(&self) -> Option<Timestamp> {
+        let times = self.recheck.filter(|_| self.is_rechecking())?;
+        times.started.checked_add(RECHECK_TIME).ok()
+    }
+
+    /// `status.recheck`.
+    pub(super) fn recheck_status(&self, found: Rechecked) -> Option<RecheckStatus> {
+        let Rechecked { present, missing, not_checked } = found;
+        (self.rechecks > 0).then(|| RecheckStatus {
+            rounds: self.rechecks,
+            start_time: self.recheck.map(|times| Time(times.started)),
+            completion_time: self.recheck.and_then(|times| times.ended).map(Time),
+            present,
+            missing,
+            not_checked,
+        })
     }
 
     pub(super) fn started(&self) -> Option<Timestamp> {
@@ -157,7 +208,7 @@ impl Course {
     pub(super) fn begin(&mut self, now: Timestamp) {
         self.phase = JobPhase::InProgress;
         self.reason.clear();
-        self.rounds = 0;
+        (self.rounds, self.rechecks, self.recheck) = (0, 0, None);
         self.times = Some(Times { started: now, active_since: now, ended: None });
     }
 
@@ -167,7 +218,7 @@ impl Course {
         &mut self,
         status: &ImagePrePullJobStatus,
         is_over: bool,
-        rounds: u32,
+        rounds: Rounds,
         now: Timestamp,
     ) {
         let started = status.start_time.as_ref().map_or(now, |time| time.0);
@@ -181,15 +232,32 @@ impl Course {
             },
             ended: status.completion_time.as_ref().filter(|_| is_over).map(|time| time.0),
         });
-        self.rounds = rounds;
+        (self.rounds, self.rechecks) = (rounds.retry, rounds.recheck);
+        let stored = status.recheck.as_ref().filter(|stored| stored.rounds == rounds.recheck);
+        let recheck = stored.and_then(|stored| {
+            let ended = stored.completion_time.as_ref().map(|time| time.0);
+            Some(RecheckTimes { started: stored.start_time.as_ref()?.0, ended })
+        });
+        // The status may be behind the reports, and what began after a re-check has ended it.
+        self.recheck = if rounds.rechecking && !is_over {
+            recheck.filter(|times| times.ended.is_none()).or(Some(RecheckTimes { started: now, ended: None }))
+        } else {
+            let known = recheck.unwrap_or(RecheckTimes { started: now, ended: None });
+            let ended = RecheckTimes { ended: known.ended.or(Some(now)), ..known };
+            (rounds.recheck > 0).then_some(ended)
+        };
         self.phase = if is_over { status.phase } else { JobPhase::InProgress };
         without_refusal(&status.reason).clone_into(&mut self.reason);
         let failed = status.conditions.iter().find(|condition| condition.type_ == aggregate::FAILED);
         self.failed_as = failed.and_then(|condition| unusual_failure(&condition.reason));
     }
 
-    /// When activeDeadlineSeconds have passed. They do not pass while the job is suspended.
+    /// When activeDeadlineSeconds have passed. They do not pass while the job is suspended, and a re-check has a time of its
+    /// own.
     pub(super) fn active_deadline(&self) -> Option<Timestamp> {
+        if self.is_rechecking() {
+            return None;
+        }
         let times = self.times.filter(|times| times.ended.is_none() && !self.policy.suspend)?;
         times.active_since.checked_add(self.policy.active_deadline?).ok()
     }
@@ -246,6 +314,10 @@ impl Course {
                 "{bad} of {} nodes failed, within failureTolerate {tolerance}",
                 summary.desired
             )),
+            Verdict::NotAllStarted => failure(
+                reasons::NOT_STARTED,
+                format!("{} not started before the re-check", counted(summary.pending, "node")),
+            ),
             Verdict::NoneLeft => {
                 failure(reasons::NOT_STARTED, "every node was deleted before it started".to_owned())
             }
@@ -274,6 +346,9 @@ impl Course {
         if let Some(times) = &mut self.times {
             times.ended = Some(now);
         }
+        if let Some(times) = &mut self.recheck {
+            times.ended.get_or_insert(now);
+        }
         self.phase = ending.phase;
         self.failed_as = ending.failed_as();
         self.reason = format!("{}{causes}", ending.note);
@@ -281,12 +356,24 @@ impl Course {
 
     /// Whether the spec asks for more rounds than have begun.
     pub(super) fn wants_round(&self) -> bool {
-        self.policy.retry > self.rounds
+        // What was asked for before a re-check must not follow it by itself: that only looks.
+        self.policy.retry > self.rounds && !self.is_rechecking()
     }
 
     /// A further round begins.
     pub(super) fn begin_round(&mut self) {
         self.rounds += 1;
+        self.go_on();
+    }
+
+    /// A re-check begins.
+    pub(super) fn begin_recheck(&mut self, now: Timestamp) {
+        self.rechecks += 1;
+        self.go_on();
+        self.recheck = Some(RecheckTimes { started: now, ended: None });
+    }
+
+    fn go_on(&mut self) {
         if let Some(times) = &mut self.times {
             times.ended = None;
         }

@@ -81,7 +81,7 @@ impl Job {
         let mut spec = spec::merged(accepted, &object.spec);
         if self.is_over() {
             // A further round has to wait until the whole spec can be followed.
-            spec.retry = accepted.retry;
+            (spec.retry, spec.recheck) = (accepted.retry, accepted.recheck);
         }
         let (spec, job) = validated(spec)?;
         Ok(Edit { spec, job, refusal: Some(refusal) })
@@ -90,6 +90,7 @@ impl Job {
     fn take_edit(&mut self, edit: Edit, news: Option<Pace>, nodes: &Nodes, effects: &mut Effects<'_>) {
         let Edit { spec, job, refusal } = edit;
         let is_asked_again = self.asks_for_round(&spec);
+        let is_asked_to_check = self.asks_for_recheck(&spec);
         let was_held = self.is_held();
         self.spec.accept(spec);
         if was_held {
@@ -107,8 +108,11 @@ impl Job {
         }
         if is_asked_again {
             self.start_requested_round(job, nodes, effects);
+        } else if is_asked_to_check {
+            self.start_requested_recheck(job, nodes, effects);
         }
-        if self.course.policy().follow_nodes && self.course.is_running() {
+        let is_running = self.course.is_running() && !self.course.is_rechecking();
+        if self.course.policy().follow_nodes && is_running {
             for node in nodes.values() {
                 self.add_if_chosen(node);
             }
@@ -121,6 +125,14 @@ impl Job {
         let rounds = i64::from(self.course.rounds());
         let in_force = self.spec.accepted().map_or(rounds, |accepted| accepted.retry);
         self.is_over() && spec.retry > in_force.max(rounds)
+    }
+
+    /// Whether this spec asks a job that is over for a re-check, as [`Self::asks_for_round`] has it of `retry`. A round brings
+    /// back what is missing anyway, so where both are raised at once there is no re-check.
+    pub(super) fn asks_for_recheck(&self, spec: &ImagePrePullJobSpec) -> bool {
+        let rechecks = i64::from(self.course.rechecks());
+        let in_force = self.spec.accepted().map_or(rechecks, |accepted| accepted.recheck);
+        self.is_over() && spec.recheck > in_force.max(rechecks) && !self.asks_for_round(spec)
     }
 
     /// Takes over what may change while the job runs. `is_unknown`: the edges have to be told in any case.
@@ -165,6 +177,16 @@ impl Job {
         self.members.rollout_mut().forget_sessions();
         self.course.restart_active_time(effects.now);
         self.begin_round(nodes, effects);
+    }
+
+    /// A job that was over asks the nodes that have succeeded what is still there.
+    fn start_requested_recheck(&mut self, job: ValidatedJob, nodes: &Nodes, effects: &mut Effects<'_>) {
+        self.members.set_job(Arc::new(job));
+        if self.members.rollout().summary().in_progress == 0 && !self.members.can_begin_recheck(nodes) {
+            return;
+        }
+        self.members.rollout_mut().forget_sessions();
+        self.begin_recheck(nodes, effects);
     }
 
     /// A job that has begun was edited in a way that it cannot follow.

@@ -93,7 +93,7 @@ impl JobEvents {
 }
 
 /// As many nodes as a person reads.
-fn some_of(nodes: impl ExactSizeIterator<Item = String>) -> String {
+pub(super) fn some_of(nodes: impl ExactSizeIterator<Item = String>) -> String {
     const SHOWN: usize = 5;
     let more = nodes.len().saturating_sub(SHOWN);
     let mut shown: Vec<_> = nodes.take(SHOWN).collect();

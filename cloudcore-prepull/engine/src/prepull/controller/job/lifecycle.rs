@@ -7,8 +7,9 @@ use prepull_api::task::{NodeName, TaskId};
 use super::super::parked::{Parked, parks_at};
 use super::super::{Action, Effects, cancel};
 use super::course::{Ending, Outlook};
+use super::events::some_of;
 use super::{Job, Nodes, note_of};
-use crate::prepull::rollout::{Decision, Rollout, Verdict};
+use crate::prepull::rollout::{Decision, Rechecked, Rollout, Verdict};
 use crate::shared::counted::{counted, counted_len};
 use crate::shared::reasons;
 use crate::shared::writes::{Deferred, Pace};
@@ -48,6 +49,11 @@ impl Job {
             Decision::Start(node) => self.record_start(&node, effects),
             Decision::Withdraw(node, start) => self.after_write(&node, Deferred::Withdraw(start), effects),
             Decision::Redispatch(node) => self.dispatch(&node, effects),
+            Decision::StopRecheck(node) => {
+                let attempt = self.members.attempt(&node);
+                let task = TaskId { job: self.events.uid().clone(), attempt };
+                effects.emit(cancel(&node, task, "the time of the re-check is over"));
+            }
             Decision::Expire(node) => {
                 let record = self.members.rollout().record(&node);
                 let Some(record) = record else { return };
@@ -122,7 +128,12 @@ impl Job {
     }
 
     fn end(&mut self, ending: &Ending, effects: &mut Effects<'_>) {
-        self.members.rollout_mut().close(ending.why_not_started());
+        if self.course.is_rechecking() {
+            self.members.rollout_mut().close_after_recheck();
+            self.announce_rechecked(effects);
+        } else {
+            self.members.rollout_mut().close(ending.why_not_started());
+        }
         let rollout = self.members.rollout();
         self.course.end(ending, &causes_of(rollout), effects.now);
         let summary = rollout.summary();
@@ -145,8 +156,29 @@ impl Job {
         self.output.touch_status(Pace::Now);
     }
 
+    /// Says what a re-check has found.
+    fn announce_rechecked(&self, effects: &mut Effects<'_>) {
+        let rollout = self.members.rollout();
+        let Rechecked { present, missing, not_checked } = rollout.rechecked();
+        let counted = format!(
+            "images are still there on {}, missing on {missing}, {not_checked} not checked",
+            counted(present, "node")
+        );
+        if missing == 0 {
+            self.events.emit_normal(reasons::IMAGES_PRESENT, &counted, effects);
+        } else {
+            let lacking = some_of(rollout.lacking().into_iter());
+            let note =
+                format!("{counted}: {lacking}; another round of spec.retry brings back what is missing");
+            self.events.emit_warning(reasons::IMAGES_MISSING, &note, effects);
+        }
+    }
+
     /// Says what the job waits for, where that is not obvious.
     fn explain_waiting(&mut self) {
+        if self.course.is_rechecking() {
+            return self.explain_recheck();
+        }
         let rollout = self.members.rollout();
         let (summary, offline) = (rollout.summary(), rollout.waiting_offline());
         let reason = if self.course.policy().suspend {
@@ -177,6 +209,28 @@ impl Job {
         if self.course.explain(reason) {
             self.output.touch_status(Pace::Slow);
         }
+    }
+
+    fn explain_recheck(&mut self) {
+        let (waiting, offline) = self.members.rollout().unanswered();
+        let away = if offline > 0 { format!(", {offline} of them offline") } else { String::new() };
+        let reason = format!("re-check: {} still to answer{away}", counted_len(waiting, "node"));
+        if self.course.explain(reason) {
+            self.output.touch_status(Pace::Slow);
+        }
+    }
+
+    /// Begins a re-check of the nodes that have succeeded.
+    pub(super) fn begin_recheck(&mut self, nodes: &Nodes, effects: &mut Effects<'_>) {
+        self.course.begin_recheck(effects.now);
+        let until = self.course.recheck_until().unwrap_or(effects.now);
+        let asked = self.members.rollout_mut().begin_recheck(until, |node| nodes.contains_key(node));
+        self.members.refresh_plans(nodes);
+        let number = self.course.rechecks();
+        let note = format!("re-check {number}: {} are asked for their images", counted_len(asked, "node"));
+        self.events.emit_normal(reasons::RECHECKING, &note, effects);
+        self.collect_changes();
+        self.output.touch_status(Pace::Now);
     }
 
     /// Begins a further round for the nodes that did not succeed.

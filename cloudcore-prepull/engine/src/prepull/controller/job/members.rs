@@ -189,6 +189,12 @@ impl Members {
         })
     }
 
+    /// Whether a re-check could ask a node: one that has succeeded, and whose Node is there.
+    pub(super) fn can_begin_recheck(&self, nodes: &Nodes) -> bool {
+        let mut succeeded = self.rollout.records().filter(|record| record.phase == NodePhase::Successful);
+        succeeded.any(|record| nodes.contains_key(&NodeName(record.node_name.clone())))
+    }
+
     /// Changes what is carried out, and leaves the plans as they are.
     pub(super) fn set_job(&mut self, job: Arc<ValidatedJob>) {
         self.job = Some(job);
@@ -267,9 +273,10 @@ impl Members {
         };
         let Some(remaining) = self.rollout.begin_dispatch(node, now) else { return Prepared::Nothing };
         let may_wait = self.rollout.may_wait_for_consent(node);
+        let only_look = self.rollout.is_rechecking(node);
         let there = if attempt > 1 { self.rollout.pulled_images(node) } else { Vec::new() };
         let (job, plan, node) = (job.clone(), plan.clone(), node.clone());
-        Prepared::Dispatch(Dispatch { job, node, attempt, plan, there, remaining, may_wait })
+        Prepared::Dispatch(Dispatch { job, node, attempt, plan, only_look, there, remaining, may_wait })
     }
 }
 
@@ -299,7 +306,9 @@ pub(super) fn plans<'a>(
     for record in records {
         let name = NodeName(record.node_name.clone());
         let Some(plan) = nodes.get(&name).and_then(|node| shared.plan_one(job, node).ok()) else { continue };
-        if record.phase == NodePhase::InProgress && !plan.is_of(&record.image_status) {
+        // What is looked for is what was pulled, whatever the node's labels say by now.
+        let is_fixed = record.phase == NodePhase::InProgress || rollout::is_rechecking(record);
+        if is_fixed && !plan.is_of(&record.image_status) {
             relabelled.push((name.clone(), &record.image_status));
         }
         plans.insert(name, plan);

@@ -180,6 +180,8 @@ fn as_before(
         spec.suspend = status.conditions.iter().any(is_suspended);
     } else if !is_seen {
         spec.retry = spec.retry.min(status.retry.into());
+        let rechecks = status.recheck.as_ref().map_or(0, |recheck| recheck.rounds);
+        spec.recheck = spec.recheck.min(rechecks.into());
     }
     spec
 }

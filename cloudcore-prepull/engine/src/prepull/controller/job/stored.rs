@@ -6,7 +6,8 @@ use std::ops::Range;
 use prepull_api::crd::report::ReportBody;
 use prepull_api::crd::status::{NodePhase, NodeStatus};
 
-use crate::prepull::rollout::begin_again;
+use crate::prepull::aggregate::Rounds;
+use crate::prepull::rollout::{begin_again, begin_recheck, is_rechecking, keep_result};
 
 /// The records of all reports of a job, each node once.
 #[derive(Debug, Default)]
@@ -20,7 +21,14 @@ pub(super) struct StoredRecords {
     /// The indexes of reports that are to be written again: with a record that does not count, or one that has changed.
     pub(super) outdated: HashSet<u32>,
     /// The rounds of each report, and the range of its records.
-    rounds: Vec<(Option<u32>, Range<usize>)>,
+    rounds: Vec<(Stored, Range<usize>)>,
+}
+
+/// The rounds that a report tells of. Reports of version 0.1 do not say how many of `spec.retry` had begun.
+#[derive(Clone, Copy, Debug)]
+struct Stored {
+    retry: Option<u32>,
+    rounds: Rounds,
 }
 
 impl StoredRecords {
@@ -51,22 +59,54 @@ impl StoredRecords {
                     all.outdated.insert(report.index);
                 }
             }
-            all.rounds.push((report.retry, before..all.records.len()));
+            let (retry, recheck, rechecking) = (report.retry, report.recheck, report.rechecking);
+            let rounds = Rounds { retry: retry.unwrap_or(0), recheck, rechecking };
+            all.rounds.push((Stored { retry, rounds }, before..all.records.len()));
             all.reports.push((report.index, all.records.len() - before));
         }
         all
     }
 
-    /// How many rounds have begun, as far as the reports say.
-    pub(super) fn rounds(&self) -> u32 {
-        self.rounds.iter().filter_map(|(rounds, _)| *rounds).max().unwrap_or(0)
+    /// How many rounds have begun, as far as the reports say. The report with the most says which kind the last one is of.
+    pub(super) fn rounds(&self) -> Rounds {
+        let all = || self.rounds.iter().map(|(stored, _)| stored.rounds);
+        Rounds {
+            retry: all().map(|rounds| rounds.retry).max().unwrap_or(0),
+            recheck: all().map(|rounds| rounds.recheck).max().unwrap_or(0),
+            rechecking: all().max_by_key(|rounds| rounds.total()).is_some_and(|rounds| rounds.rechecking),
+        }
+    }
+
+    /// Whether nodes were being checked when the reports were written.
+    pub(super) fn any_rechecking(&self) -> bool {
+        self.records.iter().any(is_rechecking)
+    }
+
+    /// The re-check of this number has begun, as [`Self::begin_round`] has it.
+    pub(super) fn begin_recheck(&mut self, recheck: u32, may_be_asked: impl Fn(&NodeStatus) -> bool) {
+        for ((stored, places), (index, _)) in self.rounds.iter().zip(&self.reports) {
+            if stored.rounds.recheck >= recheck {
+                continue;
+            }
+            let is_due =
+                |record: &&mut NodeStatus| record.phase == NodePhase::Successful && may_be_asked(record);
+            for record in self.records[places.clone()].iter_mut().filter(is_due) {
+                begin_recheck(record);
+                self.outdated.insert(*index);
+            }
+        }
     }
 
     /// The round of this number has begun: what was written of it in the status, or in another report, may not have been
     /// written in all of them. `may_take_part`: whether a node that has not succeeded does.
     pub(super) fn begin_round(&mut self, round: u32, may_take_part: impl Fn(&NodeStatus) -> bool) {
-        for ((rounds, places), (index, _)) in self.rounds.iter().zip(&self.reports) {
-            if rounds.is_none_or(|rounds| rounds >= round) {
+        for ((stored, places), (index, _)) in self.rounds.iter().zip(&self.reports) {
+            // What had not answered before the round began was left as it was.
+            for record in self.records[places.clone()].iter_mut().filter(|record| is_rechecking(record)) {
+                keep_result(record);
+                self.outdated.insert(*index);
+            }
+            if stored.retry.is_none_or(|rounds| rounds >= round) {
                 continue;
             }
             let is_due =

@@ -162,6 +162,9 @@ fn look_at(code: FailureCode) -> &'static str {
         FailureCode::NoResult | FailureCode::Internal | FailureCode::Other => {
             "look at the agent's log: journalctl -u edgecore-prepull"
         }
+        FailureCode::Removed => {
+            "its kubelet removes unused images when the disk fills: make room, or keep them by spec.pin"
+        }
         FailureCode::SignatureInvalid => "look at the signature: cosign verify --key",
     }
 }
