@@ -19,6 +19,7 @@ use crate::commands::status::StatusArgs;
 use crate::commands::suspend::SuspendArgs;
 use crate::commands::tokens::TokensArgs;
 use crate::commands::ui::UiArgs;
+use crate::commands::verify::VerifyArgs;
 use crate::commands::why::WhyArgs;
 
 /// Starts, follows and mends image pre-pull jobs.
@@ -63,6 +64,8 @@ pub(crate) enum Command {
     Events(EventsArgs),
     /// Try the nodes of a job that has ended again, as far as they lack an image.
     Retry(RetryArgs),
+    /// Ask the nodes of a job that has ended whether their images are still there; nothing is downloaded.
+    Verify(VerifyArgs),
     /// Start no further node of a job; those that have started go on to their end.
     Suspend(SuspendArgs),
     /// Let a suspended job go on.

@@ -50,6 +50,7 @@ mod commands {
     pub(crate) mod suspend;
     pub(crate) mod tokens;
     pub(crate) mod ui;
+    pub(crate) mod verify;
     pub(crate) mod why;
 }
 

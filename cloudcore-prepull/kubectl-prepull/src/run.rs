@@ -88,6 +88,7 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<Ended> {
         Command::Failures(args) => commands::failures::run(session, &cluster, &args).await,
         Command::Events(args) => commands::events::run(session, &cluster, &args).await,
         Command::Retry(args) => commands::retry::run(session, &cluster, &args).await,
+        Command::Verify(args) => commands::verify::run(session, &cluster, &args).await,
         Command::Suspend(args) => commands::suspend::run(session, &cluster, &args).await,
         Command::Resume(args) => commands::resume::run(session, &cluster, &args).await,
         Command::Cancel(args) => commands::cancel::run(session, &cluster, &args).await,

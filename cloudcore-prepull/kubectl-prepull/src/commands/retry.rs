@@ -17,7 +17,8 @@ use crate::run::{Ended, Session};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 The nodes that failed, are unknown or never started are tried again; what is on a node already is not pulled again. A job
-whose spec was refused is corrected instead (`kubectl edit ippj JOB`): it is looked at again after each edit.
+whose spec was refused is corrected instead (`kubectl edit ippj JOB`): it is looked at again after each edit. Images that were
+removed since are found by `verify`.
 
 Example:
   kubectl prepull retry spring-release && kubectl prepull status spring-release --watch")]
@@ -55,6 +56,15 @@ fn another_round(job: &ImagePrePullJob) -> anyhow::Result<Value> {
             "job {name} was refused, and so there is nothing to try again: {reason}. Correct it: kubectl edit ippj {name}"
         );
     }
+    let summary = status.map(|status| status.summary.clone()).unwrap_or_default();
+    // With followNodes, nodes that were chosen since may join.
+    if summary.successful == summary.desired && !job.spec.follow_nodes {
+        bail!(
+            "all {} nodes of job {name} succeeded: nothing to try again; `kubectl prepull verify {name}` asks the nodes what \
+             is still there",
+            summary.desired
+        );
+    }
     let mut patch = json!({"spec": {"retry": job.spec.retry + 1}});
     cancel::undo(job, &mut patch);
     Ok(patch)
@@ -64,7 +74,7 @@ fn another_round(job: &ImagePrePullJob) -> anyhow::Result<Value> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-    use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase};
+    use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, Summary};
 
     use super::*;
 
@@ -83,6 +93,14 @@ mod tests {
         job.status = Some(status.clone());
         assert!(another_round(&job).unwrap_err().to_string().contains("images: none. Correct it"));
         status.start_time = Some(Time(jiff::Timestamp::UNIX_EPOCH));
+        status.summary = Summary { desired: 3, successful: 3, ..Summary::default() };
+        job.status = Some(status.clone());
+        let refusal = another_round(&job).unwrap_err().to_string();
+        assert!(refusal.starts_with("all 3 nodes of job web succeeded: nothing to try again"), "{refusal}");
+        job.spec.follow_nodes = true;
+        another_round(&job).unwrap();
+        job.spec.follow_nodes = false;
+        status.summary = Summary { desired: 3, successful: 2, unknown: 1, ..Summary::default() };
         job.status = Some(status);
         assert_eq!(another_round(&job).unwrap(), json!({"spec": {"retry": 3}}));
         // Somebody was faster, and cloudcore has not seen it yet.

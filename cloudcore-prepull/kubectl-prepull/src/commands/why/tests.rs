@@ -227,3 +227,26 @@ fn the_kubelets_records_are_for_you_to_judge() {
     let missing = ImageStatus { status: Tristate::False, ..image("a", other) };
     assert_eq!(of(vec![missing]).points.last().unwrap().mark, Mark::Good);
 }
+
+#[test]
+fn a_success_is_of_a_moment_in_the_past() {
+    let over =
+        || job(json!({"nodeNames": ["edge-7"]}), json!({"phase": "Completed", "startTime": at(-90_000)}));
+    let of = |recheck: serde_json::Value| {
+        let record = json!({
+            "nodeName": "edge-7", "phase": "Successful", "recheck": recheck,
+            "actionFlow": [{"action": "Pull", "status": "True", "time": at(-12 * 86_400)}],
+        });
+        let why = judge(&with(over(), Some(serde_json::from_value(record).unwrap())), NOW);
+        (why.points.last().unwrap().text.clone(), why.next)
+    };
+    let verify = "kubectl prepull verify web asks the nodes whether their images are still there";
+    let began = "job web has succeeded on it: pulled 12d ago";
+    assert_eq!(of(json!(null)), (format!("{began}, not checked since"), verify.to_owned()));
+    let (text, next) = of(json!({"checkedTime": at(-7_200)}));
+    assert_eq!(text, format!("{began}, and its images were still there 2h ago"));
+    assert!(next.starts_with("nothing is in its way"), "{next}");
+    let (text, next) = of(json!({"checkedTime": at(-7_200), "notCheckedReason": "offline"}));
+    assert_eq!(text, format!("{began}, checked 2h ago, and not checked by the last re-check: offline"));
+    assert_eq!(next, verify);
+}

@@ -2,9 +2,10 @@
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 use prepull_api::crd::job::ImagePrePullJob;
-use prepull_api::crd::status::{NodePhase, NodeStatus};
+use prepull_api::crd::status::{Action, NodePhase, NodeStatus};
 use prepull_api::failure::FailureCode;
 use prepull_api::selector::Selector;
 
@@ -105,7 +106,7 @@ fn of_record(job: &ImagePrePullJob, record: &NodeStatus, now: Timestamp) -> Poin
         record.start_time.as_ref().map(|start| format!(" for {}", duration(seconds_between(start.0, now))));
     let watch = format!("kubectl prepull status {name} --watch");
     match record.phase {
-        NodePhase::Successful => Point::good(format!("job {name} has succeeded on it{attempt}")),
+        NodePhase::Successful => of_success(job, record, now),
         NodePhase::InProgress => {
             Point::good(format!("job {name} is at work on it{}{attempt}{because}", since.unwrap_or_default()))
                 .or(watch)
@@ -135,6 +136,35 @@ fn of_record(job: &ImagePrePullJob, record: &NodeStatus, now: Timestamp) -> Poin
                 format!("{}; {retry}", look_at(code)),
             )
         }
+    }
+}
+
+/// A job that has succeeded on the node. That its images are there is known of a moment in the past.
+fn of_success(job: &ImagePrePullJob, record: &NodeStatus, now: Timestamp) -> Point {
+    let name = job.name_any();
+    let ago = |time: &Time| duration(seconds_between(time.0, now));
+    let pulled = record.action_flow.iter().rfind(|action| action.action == Action::Pull);
+    let pulled = pulled.map(|pulled| format!(": pulled {} ago", ago(&pulled.time))).unwrap_or_default();
+    let recheck = record.recheck.as_ref();
+    let checked = recheck.and_then(|recheck| recheck.checked_time.as_ref()).map(ago);
+    let not_checked = recheck.map(|recheck| recheck.not_checked_reason.as_str()).unwrap_or_default();
+    let since = match (checked, not_checked) {
+        (Some(checked), "") => {
+            return Point::good(format!(
+                "job {name} has succeeded on it{pulled}, and its images were still there {checked} ago"
+            ));
+        }
+        (Some(checked), why) => {
+            format!(", checked {checked} ago, and not checked by the last re-check: {why}")
+        }
+        (None, "") => ", not checked since".to_owned(),
+        (None, why) => format!(", not checked since, and not by the last re-check: {why}"),
+    };
+    let point = Point::good(format!("job {name} has succeeded on it{pulled}{since}"));
+    if jobs::is_over(job) {
+        point.or(format!("kubectl prepull verify {name} asks the nodes whether their images are still there"))
+    } else {
+        point
     }
 }
 

@@ -1,0 +1,270 @@
+//! `kubectl prepull verify`.
+
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use clap::Args;
+use futures::TryStreamExt;
+use kube::ResourceExt;
+use prepull_api::crd::job::ImagePrePullJob;
+use prepull_api::crd::status::{NodePhase, NodeStatus, RecheckStatus};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::amounts::duration;
+use crate::cli::Output;
+use crate::cluster::Cluster;
+use crate::name::parse_own;
+use crate::output::{print, print_object};
+use crate::run::{Ended, Session};
+use crate::screen::{Screen, tame};
+use crate::table::with_text;
+use crate::{jobs, problem};
+
+/// How often the job is asked for: a re-check of few nodes takes about a second.
+const POLL: Duration = Duration::from_millis(500);
+/// How long cloudcore-prepull may take to begin, also right after a change of leaders.
+const BEGIN: Duration = Duration::from_secs(60);
+
+/// The arguments of `verify`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Asks the nodes that succeeded whether their images are still there, with the digest that was pulled; nothing is downloaded.
+A node that lacks one becomes a Failure with the code Removed, and `retry` brings back what is missing. A re-check takes two
+minutes at most: a node that has not answered by then keeps its result. -o name prints the nodes that lack an image.
+
+Examples:
+  kubectl prepull verify spring-release
+  kubectl prepull verify spring-release || kubectl prepull retry spring-release
+  kubectl prepull verify spring-release -o json | jq .missing
+
+Exit status: 0 if no image is missing, 1 if one is, 3 after --timeout.")]
+pub(crate) struct VerifyArgs {
+    /// The job.
+    #[arg(value_parser = parse_own)]
+    job: String,
+    /// Wait for the answers for at most this time.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "3m")]
+    timeout: Duration,
+}
+
+/// What a re-check has found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Found {
+    job: String,
+    /// How many nodes still have every image.
+    present: u32,
+    /// How many lack one.
+    missing: u32,
+    /// How many have not answered.
+    not_checked: u32,
+    /// Those of both kinds.
+    nodes: Vec<FoundNode>,
+}
+
+/// A node that lacks an image, or that was not checked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct FoundNode {
+    node: String,
+    is_missing: bool,
+    reason: String,
+}
+
+/// Runs the command.
+pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &VerifyArgs) -> anyhow::Result<Ended> {
+    let job = jobs::get(cluster, &args.job).await?;
+    let number = next_number(&job)?;
+    jobs::patch(cluster, &args.job, &json!({"spec": {"recheck": number}})).await?;
+    let Some(job) = wait(cluster, &args.job, number, args.timeout).await? else {
+        let limit = duration(args.timeout.as_secs());
+        let goes_on = "the re-check goes on, and `kubectl prepull status` tells how it ends";
+        problem::note(&format!("after {limit} not every node of job {} has answered: {goes_on}", args.job));
+        return Ok(Ended::TimedOut);
+    };
+    let found = read(cluster, &job).await?;
+    let output = session.global.output;
+    match output.and_then(Output::format) {
+        Some(format) => print_object(&found, format),
+        None if output == Some(Output::Name) => {
+            let missing = found.nodes.iter().filter(|node| node.is_missing);
+            print(&missing.map(|node| format!("node/{}\n", node.node)).collect::<String>())
+        }
+        None => print(&render(&found, session.screen)),
+    }?;
+    Ok(if found.missing > 0 { Ended::Failed } else { Ended::Done })
+}
+
+/// The number of the re-check that is asked for.
+fn next_number(job: &ImagePrePullJob) -> anyhow::Result<i64> {
+    let name = job.name_any();
+    if !jobs::is_over(job) {
+        bail!(
+            "job {name} has not ended: verify is for jobs that have. `kubectl prepull status {name} --watch` follows it"
+        );
+    }
+    let status = job.status.as_ref();
+    if status.is_none_or(|status| status.summary.successful == 0) {
+        bail!("no node of job {name} has succeeded: there is nothing to look for");
+    }
+    Ok(job.spec.recheck.max(rounds(job)) + 1)
+}
+
+fn recheck(job: &ImagePrePullJob) -> Option<&RecheckStatus> {
+    job.status.as_ref()?.recheck.as_ref()
+}
+
+fn rounds(job: &ImagePrePullJob) -> i64 {
+    recheck(job).map_or(0, |recheck| recheck.rounds.into())
+}
+
+/// The job once this re-check has ended; none if that takes too long.
+async fn wait(
+    cluster: &Cluster,
+    name: &str,
+    number: i64,
+    limit: Duration,
+) -> anyhow::Result<Option<ImagePrePullJob>> {
+    let begun = Instant::now();
+    loop {
+        let job = jobs::get(cluster, name).await?;
+        let has_begun = rounds(&job) >= number;
+        if job.spec.recheck < number {
+            bail!(
+                "the cluster does not know spec.recheck, or somebody else has changed job {name}: apply the definitions of \
+                 this version, manifests/crds"
+            );
+        }
+        if has_begun && recheck(&job).is_some_and(|recheck| recheck.completion_time.is_some()) {
+            return Ok(Some(job));
+        }
+        if !has_begun && jobs::is_over(&job) {
+            bail!(
+                "nothing was begun: none of the nodes that succeeded is in the cluster any more, the spec of job {name} was \
+                 edited in a way that it cannot follow, or cloudcore-prepull is of an older version"
+            );
+        }
+        if !has_begun && begun.elapsed() >= BEGIN {
+            bail!("cloudcore-prepull has not begun within {} s: kubectl prepull check", BEGIN.as_secs());
+        }
+        if begun.elapsed() >= limit {
+            return Ok(None);
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// What the status and the reports say.
+async fn read(cluster: &Cluster, job: &ImagePrePullJob) -> anyhow::Result<Found> {
+    let mut nodes = Vec::new();
+    let mut pages = std::pin::pin!(jobs::reports(cluster, job));
+    while let Some(page) = pages.try_next().await? {
+        nodes.extend(page.iter().flat_map(|report| report.body.node_status.iter().filter_map(found_node)));
+    }
+    let RecheckStatus { present, missing, not_checked, .. } = recheck(job).cloned().unwrap_or_default();
+    Ok(Found { job: job.name_any(), present, missing, not_checked, nodes })
+}
+
+fn found_node(record: &NodeStatus) -> Option<FoundNode> {
+    let recheck = record.recheck.as_ref()?;
+    let (is_missing, reason) = match record.phase {
+        NodePhase::Failure => (true, &record.reason),
+        _ if !recheck.not_checked_reason.is_empty() => (false, &recheck.not_checked_reason),
+        _ => return None,
+    };
+    Some(FoundNode { node: record.node_name.clone(), is_missing, reason: tame(reason) })
+}
+
+fn render(found: &Found, screen: Screen) -> String {
+    let Found { job, present, missing, not_checked, nodes } = found;
+    let all = present + missing + not_checked;
+    let mut text = format!("job {job}: {present} of {all} nodes still have every image");
+    if *missing > 0 {
+        text = format!("{text}, missing on {missing}");
+    }
+    if *not_checked > 0 {
+        text = format!("{text}, {not_checked} not checked");
+    }
+    text.push('\n');
+    if !nodes.is_empty() {
+        let mut rows = vec![["NODE", "FOUND", "REASON"].map(str::to_owned).to_vec()];
+        rows.extend(nodes.iter().map(|node| {
+            let state = if node.is_missing { "missing" } else { "not checked" };
+            vec![node.node.clone(), state.to_owned(), node.reason.clone()]
+        }));
+        text = format!("{text}{}", with_text(&rows, screen.width));
+    }
+    if *missing > 0 {
+        text = format!("{text}kubectl prepull retry {job} brings back what is missing\n");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use prepull_api::crd::status::{NodeRecheck, Summary};
+    use serde_json::Value;
+
+    use super::*;
+
+    fn job(status: &Value) -> ImagePrePullJob {
+        serde_json::from_value(json!({
+            "metadata": {"name": "web", "generation": 1}, "spec": {"recheck": 2}, "status": status,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn each_recheck_has_its_own_number() {
+        let over = |rounds: u32, successful: u32| {
+            let summary = Summary { successful, ..Summary::default() };
+            job(
+                &json!({"phase": "Completed", "observedGeneration": 1, "summary": summary, "recheck": {"rounds": rounds}}),
+            )
+        };
+        assert_eq!(next_number(&over(2, 1)).unwrap(), 3);
+        // What was left over at the end of the job starts nothing, and what was lowered counts.
+        assert_eq!([0, 5].map(|rounds| next_number(&over(rounds, 1)).unwrap()), [3, 6]);
+        assert!(
+            next_number(&over(0, 0)).unwrap_err().to_string().contains("no node of job web has succeeded")
+        );
+        let running = job(&json!({"phase": "InProgress", "observedGeneration": 1}));
+        assert!(next_number(&running).unwrap_err().to_string().contains("has not ended"));
+    }
+
+    #[test]
+    fn what_is_missing_is_told_from_what_was_not_checked() {
+        let record = |node: &str, phase, not_checked: &str| NodeStatus {
+            node_name: node.to_owned(),
+            phase,
+            reason: if phase == NodePhase::Failure { "removed: app:1".to_owned() } else { String::new() },
+            recheck: Some(NodeRecheck {
+                not_checked_reason: not_checked.to_owned(),
+                ..NodeRecheck::default()
+            }),
+            ..NodeStatus::default()
+        };
+        let mut never = record("n3", NodePhase::Failure, "");
+        never.recheck = None;
+        let records = [
+            record("n0", NodePhase::Successful, ""),
+            record("n1", NodePhase::Failure, ""),
+            record("n2", NodePhase::Successful, "offline"),
+            never,
+        ];
+        let nodes = records.iter().filter_map(found_node).collect();
+        let found = Found { job: "web".to_owned(), present: 1, missing: 1, not_checked: 1, nodes };
+        let text = render(&found, Screen::plain(80));
+        let expected = "\
+job web: 1 of 3 nodes still have every image, missing on 1, 1 not checked
+NODE   FOUND         REASON
+n1     missing       removed: app:1
+n2     not checked   offline
+kubectl prepull retry web brings back what is missing
+";
+        assert_eq!(text, expected);
+    }
+}
