@@ -194,7 +194,10 @@ impl<P: Puller> ImagePulls<P> {
         index: usize,
         image: &ImageTask,
     ) -> Result<Option<ImageResult>, PullError> {
-        wait_until(true, context.control.clone(), self.wall).await;
+        if image.policy != PullPolicy::Never {
+            // To look at what is there takes no link.
+            wait_until(true, context.control.clone(), self.wall).await;
+        }
         // The lock comes first: an image that waits for another pull of the same reference must not hold a permit that
         // a different image could use.
         let mut recent = self.locks.lock(&image.reference).await;

@@ -95,6 +95,19 @@ async fn nothing_is_checked_or_pulled_before_the_window_opens_and_the_task_says_
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_look_waits_for_no_window() {
+    set_clock("00:00:00");
+    let fake = Fake::new();
+    fake.state.lock().unwrap().present = vec!["there".to_owned()];
+    let looks = vec![image("there", PullPolicy::Never, 0), image("gone", PullPolicy::Never, 0)];
+    let mut look = windowed(looks, 300, &["01:00+1h UTC"]);
+    look.task.checks.clear();
+    let begun = Instant::now();
+    let end = start(&executor(&fake), look).end.await.unwrap();
+    assert_eq!((outcomes(&end), begun.elapsed().as_secs()), (vec![Already, Failed], 0));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_pull_is_dropped_when_the_window_closes_and_goes_on_when_the_next_opens_without_losing_a_try() {
     set_clock("01:59:50");
     let fake = Fake::new();
