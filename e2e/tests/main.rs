@@ -42,6 +42,7 @@ mod pins;
 mod plugin;
 mod policies;
 mod pulls;
+mod rechecks;
 mod release_before;
 mod restarts;
 mod revocation;

@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Api, PostParams};
+use prepull_api::crd::status::ImagePrePullJobStatus;
 use prepull_api::wire::TUNNEL_PATH;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
@@ -233,4 +234,36 @@ async fn a_job_goes_on_when_the_edge_is_upgraded_and_then_the_cloud() -> Result<
     upgrade.node.is_connected().await?;
     upgrade.is_under_way().await?;
     upgrade.ends_right().await
+}
+
+#[tokio::test]
+#[ignore = "needs the programs of an earlier release in the directory PREPULL_E2E_BEFORE"]
+async fn an_older_agent_only_looks() -> Result<()> {
+    let dir = std::env::var_os("PREPULL_E2E_BEFORE").context("PREPULL_E2E_BEFORE is not set")?;
+    let mut site = Site::before(Path::new(&dir)).await?;
+    let node = site.node("edge-1").await?.await?;
+    let (_, reference) = site.image("checked", &[MIB / 4])?;
+    let job = site.job("checked").images([&reference]).on(["edge-1"]).apply().await?;
+    job.completes().await?;
+    site.cloud.upgrade().await?;
+    node.is_connected().await?;
+    let recheck = async |number: u32| {
+        job.patch_spec(json!({"recheck": number})).await?;
+        let ended = |status: &ImagePrePullJobStatus| {
+            let recheck = status.recheck.as_ref();
+            recheck.is_some_and(|recheck| recheck.rounds == number && recheck.completion_time.is_some())
+        };
+        let status = job.until("the re-check ends", ended).await?;
+        let recheck = status.recheck.context("no re-check")?;
+        anyhow::Ok((recheck.present, recheck.missing, recheck.not_checked))
+    };
+    let before = site.registry.requests().len();
+    assert_eq!(recheck(1).await?, (1, 0, 0));
+    node.remove_image(&reference).await?;
+    let found = recheck(2).await?;
+    // An agent without codes cannot say that the image is missing.
+    ensure!([(0, 1, 0), (0, 0, 1)].contains(&found), "{found:?}");
+    assert_eq!(site.registry.requests().len(), before, "a look asks no registry");
+    ensure!(!node.has_image(&reference).await?, "a look has pulled the image");
+    Ok(())
 }
