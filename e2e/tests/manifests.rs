@@ -64,7 +64,10 @@ impl Written {
 
     fn read(&mut self, folder: &Path) -> Result<()> {
         let file = ["kustomization.yaml", "Kustomization"].map(|name| folder.join(name));
-        let file = file.iter().find(|file| file.exists()).with_context(|| format!("{folder:?}"))?;
+        let file = file
+            .iter()
+            .find(|file| file.exists())
+            .with_context(|| format!("no kustomization in {}", folder.display()))?;
         let listed: Value = serde_saphyr::from_str(&std::fs::read_to_string(file)?)?;
         let entries = |key: &str| listed[key].as_array().cloned().unwrap_or_default();
         for entry in [entries("resources"), entries("components")].concat() {
