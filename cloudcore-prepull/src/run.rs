@@ -60,6 +60,7 @@ mod vital;
 
 use self::core::{Clock, Core};
 use self::kruise::KruiseGate;
+use preflight::Preflight;
 use recorder::{RecordFile, Recorder};
 use traces::Traces;
 use vital::Vital;
@@ -208,15 +209,22 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
         }
     });
     let namespace = &args.cluster.namespace;
-    let Some(term) = leader::lead(client.clone(), namespace, timing, &leadership, &shutdown).await? else {
+    let preflight = Preflight::new(client.clone(), namespace, health.readiness.clone());
+    let lead = leader::lead(client.clone(), namespace, timing, &leadership, &shutdown);
+    let Some(term) = preflight.stand_by_until(lead).await? else {
         return Ok(());
     };
     // As after a failover: what runs is found again by what the API server and the edges say.
     let outcome = loop {
         let part = shutdown.child_token();
         let kruise = KruiseGate::open(&args, &client, &health.readiness, &part).await;
-        let outcome =
-            work(&args, &mut record_file, &health, client.clone(), leadership.clone(), &kruise, part).await;
+        let outcome = match part.run_until_cancelled(preflight.wait_until_passed()).await {
+            Some(()) => {
+                work(&args, &mut record_file, &health, client.clone(), leadership.clone(), &kruise, part)
+                    .await
+            }
+            None => Ok(()),
+        };
         if outcome.is_err() || shutdown.is_cancelled() || !kruise.has_opened() {
             break outcome;
         }
@@ -262,13 +270,6 @@ async fn work(
 ) -> anyhow::Result<()> {
     let kubeconfig = args.cluster.kubeconfig.as_deref();
     let writes = cluster::leaders_client(kubeconfig, leadership.clone()).await?;
-    if shutdown
-        .run_until_cancelled(preflight::wait_until_passed(&client, &args.cluster.namespace, readiness))
-        .await
-        .is_none()
-    {
-        return Ok(());
-    }
     let (inputs, mut inbox) = mpsc::channel(INPUTS);
     let (asks, asked) = mpsc::channel(edges::ASKS);
     let events = Events::start(writes.clone());

@@ -89,6 +89,28 @@ async fn while_kubeedge_serves_the_same_jobs_nothing_is_done_and_the_remedy_is_n
     job.fails().await.map(drop)
 }
 
+#[tokio::test]
+async fn a_standby_beside_kubeedge_is_unavailable() -> Result<()> {
+    let cluster = Cluster::own().await?;
+    let leader = Cloud::start(&cluster).standby().await?;
+    leader.leads(SOON).await?;
+    cluster.namespace("kubeedge").await?;
+    let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "kubeedge");
+    maps.create(&PostParams::default(), &serde_json::from_value(configuration(true))?).await?;
+    let standby = Cloud::start(&cluster).named("cloudcore-prepull-2").standby().await?;
+    let is = async |expected: u16, words: &str| {
+        eventually(words, SOON, async || {
+            let (status, body) = standby.availability().await?;
+            ensure!(status == expected && body.contains(words), "{status} {body}");
+            Ok(())
+        })
+        .await
+    };
+    is(503, "could not take over: KubeEdge's TaskManager serves ImagePrePullJobs").await?;
+    maps.replace("cloudcore", &PostParams::default(), &serde_json::from_value(configuration(false))?).await?;
+    is(200, "standing by: ").await
+}
+
 /// A job with the metadata and the status that KubeEdge gives to it.
 async fn theirs(
     cluster: &Cluster,

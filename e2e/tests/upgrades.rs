@@ -1,5 +1,5 @@
 //! Incomplete upgrades: a definition or a right that this version needs is missing. cloudcore names what is missing and
-//! the remedy, once, and continues by itself when it is there.
+//! the remedy, once, and continues by itself when it is there. A standby does the same, so that a rollout waits for it.
 
 use std::time::Duration;
 
@@ -84,6 +84,49 @@ async fn a_right_that_is_missing_at_the_start_is_named() -> Result<()> {
         "kubectl apply -f manifests/cloudcore-prepull/rbac.yaml",
     ];
     starts_after_the_repair(&cluster, &says, ROLE).await
+}
+
+/// Starts a replica beside a leader that works, and checks that it isn't available and names what is missing, once; and that
+/// it is available after the repair.
+async fn a_standby_waits_for(cluster: &Cluster, leader: &Cloud, says: &[&str], remedy: &str) -> Result<()> {
+    let standby = Cloud::start(cluster).named("cloudcore-prepull-2").standby().await?;
+    eventually("/availablez says what is missing", SOON, async || {
+        let (status, body) = standby.availability().await?;
+        let named = says.iter().all(|word| body.contains(word)) && body.contains("could not take over");
+        ensure!(status == 503 && named, "{status} {body}");
+        Ok(())
+    })
+    .await?;
+    tokio::time::sleep(SEVERAL_TRIES).await;
+    assert_eq!(lines(&standby, says), 1, "{}", standby.log());
+    assert_eq!(standby.availability().await?.0, 503);
+    ensure!(leader.is_ready().await? && leader.availability().await?.0 == 200, "the leader is disturbed");
+
+    apply(cluster, remedy).await?;
+    eventually("it is available", SOON, async || {
+        let (status, body) = standby.availability().await?;
+        ensure!(status == 200 && body.starts_with("standing by: "), "{status} {body}");
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_standby_that_could_not_lead_is_unavailable() -> Result<()> {
+    let cluster = Cluster::own().await?;
+    let leader = Cloud::start(&cluster).standby().await?;
+    leader.leads(SOON).await?;
+    rights_to_reports(&cluster, &[]).await?;
+    let right = [
+        "a right is missing: User ",
+        "cannot list resource ",
+        "imageprepullreports",
+        "kubectl apply -f manifests/cloudcore-prepull/rbac.yaml",
+    ];
+    a_standby_waits_for(&cluster, &leader, &right, ROLE).await?;
+    remove_definition(&cluster).await?;
+    let definition = [&format!("the definition {REPORTS} is missing"), "kubectl apply -f manifests/crds"];
+    a_standby_waits_for(&cluster, &leader, &definition, DEFINITION).await
 }
 
 /// Checks that a job that cannot continue has the reason in its status, that the log has it once, and that the job

@@ -27,14 +27,25 @@ pub(crate) use certificate::CertificateFiles;
 /// Connections at a time, of probes and collectors, and of whoever else there is in the network.
 const CONNECTIONS: usize = 256;
 
+/// The outcome of the check of definitions, rights and KubeEdge, which leader and standby make before they are of use.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+enum Preflight {
+    /// The first check has no outcome yet.
+    #[default]
+    Pending,
+    /// This was in the way at the last check. It is checked again.
+    Obstructed(String),
+    /// Nothing was in the way. This replica doesn't check again in this role.
+    Passed,
+}
+
 /// The readiness of cloudcore: it leads, jobs and nodes have been listed, and the tunnel listens.
 #[derive(Debug)]
 pub(crate) struct Readiness {
     leadership: Leadership,
     label: LeaderLabel,
     serving: AtomicBool,
-    /// What keeps it from serving, if that is known.
-    obstacle: Mutex<Option<String>>,
+    preflight: Mutex<Preflight>,
     /// What is not served although it is asked for, and why; the rest is.
     lack: Mutex<Option<String>>,
 }
@@ -46,7 +57,7 @@ impl Readiness {
             leadership,
             label,
             serving: AtomicBool::new(false),
-            obstacle: Mutex::default(),
+            preflight: Mutex::default(),
             lack: Mutex::default(),
         }
     }
@@ -56,9 +67,22 @@ impl Readiness {
         self.serving.store(serving, Ordering::Relaxed);
     }
 
-    /// Sets what keeps it from serving, for the answer of /readyz.
-    pub(crate) fn set_obstacle(&self, obstacle: Option<String>) {
-        *self.obstacle.lock().unwrap_or_else(PoisonError::into_inner) = obstacle;
+    /// Sets what keeps it from serving, or from taking over, for the answers of /readyz and /availablez.
+    pub(crate) fn set_obstacle(&self, obstacle: String) {
+        self.set_preflight(Preflight::Obstructed(obstacle));
+    }
+
+    /// Records that nothing is in the way of serving, or of taking over.
+    pub(crate) fn pass_preflight(&self) {
+        self.set_preflight(Preflight::Passed);
+    }
+
+    fn set_preflight(&self, preflight: Preflight) {
+        *self.preflight.lock().unwrap_or_else(PoisonError::into_inner) = preflight;
+    }
+
+    fn preflight(&self) -> Preflight {
+        self.preflight.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Sets what is not served although it is asked for, for the answer of /readyz.
@@ -70,7 +94,7 @@ impl Readiness {
     /// and its pod is marked for what it is.
     fn availability(&self) -> (StatusCode, String) {
         let (status, text) = match self.leadership.leader() {
-            Some(leader) => (StatusCode::OK, format!("standing by: {leader} leads\n")),
+            Some(leader) => standby_answer(&leader, &self.preflight()),
             None => self.answer(),
         };
         match self.label.problem().filter(|_| status == StatusCode::OK) {
@@ -91,15 +115,29 @@ impl Readiness {
                 let lack = lack.as_ref().map(|lack| format!("{lack}\n")).unwrap_or_default();
                 return (StatusCode::OK, format!("ok\n{lack}"));
             }
-            None => {
-                let obstacle = self.obstacle.lock().unwrap_or_else(PoisonError::into_inner);
-                obstacle.as_ref().map_or_else(
-                    || "waiting for the API server to list jobs and nodes\n".to_owned(),
-                    |obstacle| format!("waiting for the API server: {obstacle}\n"),
-                )
-            }
+            None => match self.preflight() {
+                Preflight::Obstructed(obstacle) => format!("waiting for the API server: {obstacle}\n"),
+                Preflight::Pending | Preflight::Passed => {
+                    "waiting for the API server to list jobs and nodes\n".to_owned()
+                }
+            },
         };
         (StatusCode::SERVICE_UNAVAILABLE, reason)
+    }
+}
+
+/// The answer of /availablez on a standby: whether it could take over from this leader.
+fn standby_answer(leader: &str, preflight: &Preflight) -> (StatusCode, String) {
+    match preflight {
+        Preflight::Passed => (StatusCode::OK, format!("standing by: {leader} leads\n")),
+        Preflight::Pending => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("{leader} leads; whether this replica could take over is being checked\n"),
+        ),
+        Preflight::Obstructed(obstacle) => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("{leader} leads, and this replica could not take over: {obstacle}\n"),
+        ),
     }
 }
 
@@ -209,4 +247,23 @@ async fn begins_with_tls(stream: &TcpStream) -> bool {
     const HANDSHAKE: u8 = 22;
     let mut first = [0];
     matches!(stream.peek(&mut first).await, Ok(1)) && first[0] == HANDSHAKE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_standby_that_could_not_lead_is_unavailable() {
+        let lacks = Preflight::Obstructed("the definition x is missing".to_owned());
+        for (preflight, available, said) in [
+            (Preflight::Pending, false, "is being checked"),
+            (lacks, false, "could not take over: the definition x is missing"),
+            (Preflight::Passed, true, "standing by: "),
+        ] {
+            let (status, text) = standby_answer("pod-a_1", &preflight);
+            assert_eq!(status == StatusCode::OK, available, "{preflight:?}");
+            assert!(text.contains("pod-a_1 leads") && text.contains(said), "{preflight:?}: {text}");
+        }
+    }
 }

@@ -1,6 +1,11 @@
 //! The check before a leader starts its work: the definitions that it needs are served, and it may list them (after an
 //! upgrade a definition or a right may be missing), and KubeEdge does not serve the same jobs.
+//!
+//! A standby makes the same check, and isn't available before it has passed: a rollout would otherwise end well with
+//! replicas of which none can lead.
 
+use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::FutureExt as _;
@@ -9,6 +14,7 @@ use kube::api::{Api, ListParams};
 use kube::{Client, Resource};
 use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::report::ImagePrePullReport;
+use prepull_engine::shared::pacing::Backoff;
 use prepull_program::errors::with_causes;
 use tracing::{error, info, warn};
 
@@ -16,40 +22,75 @@ use crate::kube_api::kubeedge;
 use crate::kube_api::refusal::{FailureLog, explain};
 use crate::run::http::Readiness;
 
-/// The time between two checks. Short, because whoever applies what is missing waits for the effect.
+/// The time between two checks of a leader. Short, because whoever applies what is missing waits for the effect.
 const PERIOD: Duration = Duration::from_secs(2);
+/// The longest time between two checks of a standby. A rollout waits for it, but no edge does, and a standby may lack
+/// something for days while its leader works.
+const LONGEST_PERIOD: Duration = Duration::from_secs(30);
 /// The limit for listing one object, which takes milliseconds; an API server that restarts may never answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
-/// Waits until every kind is served and may be listed. What is missing is logged, and is the answer of /readyz. Dropping
-/// the future loses nothing.
-pub(super) async fn wait_until_passed(client: &Client, namespace: &str, readiness: &Readiness) {
-    let log = FailureLog::default();
-    let mut was_lasting = false;
-    loop {
-        let mut problems = find_problems(client, namespace).await;
-        if problems.is_empty() {
-            problems.extend(find_kubeedge(client).boxed().await);
+/// The check, and what is known of it.
+pub(super) struct Preflight {
+    client: Client,
+    namespace: String,
+    readiness: Arc<Readiness>,
+    /// Shared by both roles, since a standby that becomes the leader meets the same problem again.
+    log: FailureLog,
+}
+
+impl Preflight {
+    pub(super) fn new(client: Client, namespace: &str, readiness: Arc<Readiness>) -> Self {
+        Self { client, namespace: namespace.to_owned(), readiness, log: FailureLog::default() }
+    }
+
+    /// Waits until every kind is served and may be listed. What is missing is logged, and is the answer of /readyz.
+    /// Dropping the future loses nothing.
+    pub(super) async fn wait_until_passed(&self) {
+        self.check_until_passed(Backoff::new(PERIOD, PERIOD)).await;
+    }
+
+    /// Checks as a standby while `lead` waits for the leadership, and returns what that returns. What is missing is logged,
+    /// and is the answer of /availablez.
+    pub(super) async fn stand_by_until<T>(&self, lead: impl Future<Output = T>) -> T {
+        let standing_by = async {
+            self.check_until_passed(Backoff::new(PERIOD, LONGEST_PERIOD)).await;
+            std::future::pending::<Infallible>().await
+        };
+        tokio::select! {
+            biased;
+            led = lead => led,
+            never = standing_by => match never {},
         }
-        if problems.is_empty() {
-            if was_lasting {
-                info!("what was in the way of the start has been put right");
+    }
+
+    async fn check_until_passed(&self, mut pause: Backoff) {
+        let mut was_lasting = false;
+        loop {
+            let mut problems = find_problems(&self.client, &self.namespace).await;
+            if problems.is_empty() {
+                problems.extend(find_kubeedge(&self.client).boxed().await);
             }
-            readiness.set_obstacle(None);
-            return;
-        }
-        let lasting = problems.iter().any(|problem| problem.lasts);
-        let text = problems.into_iter().map(|problem| problem.text).collect::<Vec<_>>().join("; ");
-        if log.is_due("start", &text, Instant::now()) {
-            if lasting {
-                error!(problem = text, "cannot start to work; checking again until it is solved");
-            } else {
-                warn!(problem = text, "cannot start to work yet; checking again");
+            if problems.is_empty() {
+                if was_lasting {
+                    info!("what was in the way has been put right");
+                }
+                self.readiness.pass_preflight();
+                return;
             }
+            let lasting = problems.iter().any(|problem| problem.lasts);
+            let text = problems.into_iter().map(|problem| problem.text).collect::<Vec<_>>().join("; ");
+            if self.log.is_due("start", &text, Instant::now()) {
+                if lasting {
+                    error!(problem = text, "cannot work as the leader; checking again until it is solved");
+                } else {
+                    warn!(problem = text, "cannot work as the leader yet; checking again");
+                }
+            }
+            was_lasting |= lasting;
+            self.readiness.set_obstacle(text);
+            tokio::time::sleep(pause.next_wait()).await;
         }
-        was_lasting |= lasting;
-        readiness.set_obstacle(Some(text));
-        tokio::time::sleep(PERIOD).await;
     }
 }
 
@@ -113,5 +154,42 @@ where
             }
         }),
         Err(_) => Err(Problem { text: format!("{kind}: no answer within {ANSWER_LIMIT:?}"), lasts: false }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use kube::client::Body;
+
+    use super::*;
+    use crate::kube_api::leader::Leadership;
+    use crate::kube_api::leader_label::LeaderLabel;
+
+    /// Requests of one check: a list of each kind.
+    const REQUESTS: usize = 4;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_standby_checks_ever_less_often() {
+        let requests = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&requests);
+        let refuse = tower::service_fn(move |_: hyper::Request<Body>| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            let status = serde_json::json!({
+                "kind": "Status", "status": "Failure", "reason": "Forbidden", "code": 403,
+                "message": "User \"u\" cannot list resource \"r\" in API group \"g\" at the cluster scope",
+            });
+            let mut response = hyper::Response::new(Body::from(status.to_string().into_bytes()));
+            *response.status_mut() = hyper::StatusCode::FORBIDDEN;
+            std::future::ready(Ok::<_, Infallible>(response))
+        });
+        let client = Client::new(refuse, "default");
+        let label = LeaderLabel::start(client.clone(), "default", None);
+        let readiness = Arc::new(Readiness::new(Leadership::standby(), label));
+        let preflight = Preflight::new(client, "default", readiness);
+        preflight.stand_by_until(tokio::time::sleep(Duration::from_secs(61))).await;
+        // After 0, 2, 6, 14, 30 and 60 s.
+        assert_eq!(requests.load(Ordering::Relaxed), 6 * REQUESTS);
     }
 }
