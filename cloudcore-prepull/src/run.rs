@@ -52,6 +52,7 @@ mod http;
 mod kruise;
 mod listeners;
 pub mod metrics;
+mod open_files;
 mod preflight;
 mod recorder;
 mod rotation;
@@ -71,9 +72,6 @@ const INPUTS: usize = 4096;
 /// kube's client returns what it would log here, and whoever called it knows what it means. An answer that it cannot
 /// parse it would log whole, which may be a Secret.
 const LOG_DEFAULTS: &str = "kube_client::client=off";
-/// Open files that a whole fleet and every flood together need: sessions (20,000), connections that wait (10,000), silent
-/// ones (4,096), those of enrolment and of metrics, and the program's own.
-const OPEN_FILES: u64 = 37_000;
 /// What is under way when the program is told to end may take this long: the results that are being written.
 const DRAIN: Duration = Duration::from_secs(5);
 
@@ -185,7 +183,7 @@ impl Health {
 async fn run(args: RunArgs) -> anyhow::Result<()> {
     log::start(&args.log, LOG_DEFAULTS)?;
     args.check_advertised(own_pod().is_some())?;
-    process::raise_open_files(OPEN_FILES);
+    process::raise_open_files();
     let timing = args.election.timing()?;
     let leadership = timing.map_or_else(Leadership::undisputed, |_| Leadership::standby());
     // A standby that could not lead would find out when it has to.
@@ -336,6 +334,7 @@ async fn work(
     let ending = end_sessions(core.roster.clone(), core.sessions.clone());
     let ending = core.vital.guard("the end of revoked sessions", ending);
     tokio::spawn(shutdown.clone().run_until_cancelled_owned(ending));
+    open_files::check_limit(core.count_edges());
     info!("jobs and nodes are known");
 
     let mut listeners =

@@ -204,6 +204,11 @@ impl Core {
         let _ = answer.send(listed);
     }
 
+    /// The number of Nodes that may each have a session.
+    pub(super) fn count_edges(&self) -> usize {
+        self.engine.nodes().filter(|node| self.is_edge(node)).count()
+    }
+
     /// Whether a Node may get tasks, and so may join with a token for the fleet.
     fn is_edge(&self, node: &NodeView) -> bool {
         node.is_edge() || self.kruise_nodes.as_ref().is_some_and(|selector| selector.matches(&node.labels))

@@ -9,20 +9,18 @@ pub fn protect_memory() {
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
 }
 
-/// Allows this process as many open files as it may allow itself. Each connection is one, and many systems begin with
-/// 1,024, which a few idle connections use up.
-pub fn raise_open_files(needed: u64) {
+/// Raises the soft limit of open files to the hard one. Each connection is an open file, and many systems begin with 1,024,
+/// which a few idle connections use up.
+pub fn raise_open_files() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
         tracing::warn!(%error, "the limit of open files could not be raised");
     }
-    if let Some(maximum) = maximum.filter(|maximum| *maximum < needed) {
-        tracing::warn!(
-            maximum,
-            needed,
-            "the limit of open files is low for a large fleet: raise it (LimitNOFILE, ulimit -Hn)"
-        );
-    }
+}
+
+/// How many files this process may have open; `None` if there's no limit.
+pub fn open_files_limit() -> Option<u64> {
+    getrlimit(Resource::Nofile).current
 }
 
 #[cfg(test)]
@@ -39,9 +37,8 @@ mod tests {
     }
 
     #[test]
-    fn open_files_are_as_many_as_may_be() {
-        raise_open_files(1);
-        let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-        assert_eq!(current, maximum);
+    fn raises_the_soft_limit_to_the_hard_one() {
+        raise_open_files();
+        assert_eq!(open_files_limit(), getrlimit(Resource::Nofile).maximum);
     }
 }
