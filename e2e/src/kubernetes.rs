@@ -33,7 +33,7 @@ use ground::Ground;
 
 /// Controllers that a Deployment, a DaemonSet, a drained node and a namespace need. The others would only cost time.
 const CONTROLLERS: &str = "--controllers=daemonset-controller,deployment-controller,disruption-controller,\
-    endpointslice-controller,garbage-collector-controller,namespace-controller,node-lifecycle-controller,\
+    endpoints-controller,endpointslice-controller,garbage-collector-controller,namespace-controller,node-lifecycle-controller,\
     pod-garbage-collector-controller,replicaset-controller,root-ca-certificate-publisher-controller,\
     serviceaccount-controller,taint-eviction-controller";
 

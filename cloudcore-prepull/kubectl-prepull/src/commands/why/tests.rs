@@ -208,8 +208,13 @@ fn the_kubelets_records_are_for_you_to_judge() {
         ..ImageStatus::default()
     };
     let of = |images: Vec<ImageStatus>| {
-        let record =
-            NodeStatus { phase: NodePhase::Successful, image_status: images, ..NodeStatus::default() };
+        let checked = serde_json::from_value(json!({"checkedTime": at(-60)})).unwrap();
+        let record = NodeStatus {
+            phase: NodePhase::Successful,
+            image_status: images,
+            recheck: Some(checked),
+            ..NodeStatus::default()
+        };
         let over =
             job(json!({"nodeNames": ["edge-7"]}), json!({"phase": "Completed", "startTime": at(-600)}));
         judge(&with(over, Some(record)), NOW)

@@ -1,0 +1,107 @@
+//! The manifests as they are shipped, on a whole cluster: from a first mistake to an upgrade in the middle of a job.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use prepull_e2e::cluster::NAMESPACE;
+use prepull_e2e::kubernetes::Installation;
+use prepull_e2e::prelude::*;
+
+const DEPLOYMENT: &str = "deployment/cloudcore-prepull";
+/// The user that cloudcore-prepull is.
+const ACCOUNT: &str = "system:serviceaccount:prepull-system:cloudcore-prepull";
+
+/// Drains a worker, and lets it take pods again.
+async fn drain(cluster: &Cluster, worker: &str) -> Result<()> {
+    let drain = ["drain", worker, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=60s"];
+    cluster.kubectl(&drain).await?;
+    cluster.kubectl(&["uncordon", worker]).await.map(drop)
+}
+
+/// Name of the worker on which a pod of cloudcore-prepull runs.
+async fn worker_of(cluster: &Cluster, pod: &str) -> Result<String> {
+    let get = ["--namespace", NAMESPACE, "get", "pod", pod, "--output=jsonpath={.spec.nodeName}"];
+    cluster.kubectl(&get).await
+}
+
+#[tokio::test]
+async fn manifests_install_drain_and_upgrade_as_documented() -> Result<()> {
+    let kubernetes = Kubernetes::start().await?;
+    let cluster = kubernetes.cluster();
+    let (_one, _two, edge) = tokio::try_join!(
+        kubernetes.worker("server-1"),
+        kubernetes.worker("server-2"),
+        kubernetes.worker("edge-1"),
+    )?;
+    cluster.label_node("edge-1", "node-role.kubernetes.io/edge", Some("")).await?;
+    let installation = Installation::copy(&kubernetes).await?;
+    installation.set_images()?;
+
+    // The address was forgotten: the pods end with an error, and hold up no drain.
+    installation.apply("cluster").await?;
+    crashes(cluster).await?;
+    drain(cluster, "server-1").await?;
+
+    let began = Instant::now();
+    installation.set_address()?;
+    installation.cloud().await?;
+    let leader = installation.leader_after("").await?;
+    println!("rolled out with a leader after {:?}", began.elapsed());
+    installation.edges().await?;
+
+    let registry = kubernetes.registry();
+    let image = registry.seed(&Image::small("installed")?, "team/app:v1")?;
+    cluster.job("first").images([&image]).on(["edge-1"]).completes().await?;
+    assert!(edge.containerd().has_image(&image).await?);
+
+    // A leader is deleted: another one leads, and goes on with the edge.
+    cluster.kubectl(&["--namespace", NAMESPACE, "delete", "pod", &leader, "--wait=false"]).await?;
+    let leader = installation.leader_after(&leader).await?;
+    let second = registry.seed(&Image::small("deleted")?, "team/app:v2")?;
+    cluster.job("second").images([&second]).on(["edge-1"]).completes().await?;
+
+    // Its node is drained.
+    installation.is_rolled_out(NAMESPACE, DEPLOYMENT).await?;
+    drain(cluster, &worker_of(cluster, &leader).await?).await?;
+    let leader = installation.leader_after(&leader).await?;
+    installation.is_rolled_out(NAMESPACE, DEPLOYMENT).await?;
+
+    // An upgrade in the middle of a job.
+    let layers = [MIB; 6];
+    let slow = registry.seed(&Image::of_layers("upgraded", &layers)?, "team/large:v1")?;
+    let download = serde_json::from_value(serde_json::json!({"maxRate": "500k"}))?;
+    let job = cluster.job("third").images([&slow]).on(["edge-1"]);
+    let job = job.spec(|spec| spec.download = Some(download)).apply().await?;
+    job.until("the edge pulls", |status| {
+        status.node("edge-1").is_some_and(|node| node.phase == NodePhase::InProgress)
+    })
+    .await?;
+    installation.set("cluster/kustomization.yaml", "newTag: 0.1.0", "newTag: 0.1.1")?;
+    kubernetes.publish_as("cloudcore-prepull", "0.1.1")?;
+    installation.cloud().await?;
+    let next = installation.leader_after(&leader).await?;
+    assert_ne!(worker_of(cluster, &next).await?, "edge-1");
+    job.completes().await?;
+    let large = Image::of_layers("upgraded", &layers)?;
+    let fetched = registry.requests().of("team/large").blob_fetches().bytes();
+    assert!(fetched < large.size() + MIB / 10, "each byte once: {fetched}");
+
+    // No request was refused that cloudcore-prepull has made.
+    let refused = kubernetes.refusals()?;
+    let ours: Vec<_> = refused.iter().filter(|refusal| refusal.user == ACCOUNT).collect();
+    assert!(ours.is_empty(), "{ours:?}");
+    let others: BTreeSet<_> = refused.iter().map(|refusal| refusal.user.clone()).collect();
+    println!("refused to others: {others:?}");
+    Ok(())
+}
+
+/// Waits until the pods have ended with the error that names what has to be set.
+async fn crashes(cluster: &Cluster) -> Result<()> {
+    let logs = ["--namespace", NAMESPACE, "logs", "--selector=app.kubernetes.io/name=cloudcore-prepull"];
+    eventually("the pods end", Duration::from_secs(60), async || {
+        let said = cluster.kubectl(&logs).await?;
+        ensure!(said.contains("is the placeholder"), "{said}");
+        Ok(())
+    })
+    .await
+}
