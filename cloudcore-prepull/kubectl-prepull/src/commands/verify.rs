@@ -89,7 +89,8 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &VerifyArgs)
         Some(format) => print_object(&found, format),
         None if output == Some(Output::Name) => {
             let missing = found.nodes.iter().filter(|node| node.is_missing);
-            print(&missing.map(|node| format!("node/{}\n", node.node)).collect::<String>())
+            let names: Vec<_> = missing.map(|node| format!("node/{}\n", node.node)).collect();
+            print(&names.concat())
         }
         None => print(&render(&found, session.screen)),
     }?;

@@ -6,6 +6,7 @@ use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
 
 use super::super::{Effects, JobObject};
 use super::start::settings;
+use super::stored::Asked;
 use super::{Job, Nodes, spec};
 use crate::prepull::validate::{self, ValidatedJob};
 use crate::shared::reasons;
@@ -89,8 +90,7 @@ impl Job {
 
     fn take_edit(&mut self, edit: Edit, news: Option<Pace>, nodes: &Nodes, effects: &mut Effects<'_>) {
         let Edit { spec, job, refusal } = edit;
-        let is_asked_again = self.asks_for_round(&spec);
-        let is_asked_to_check = self.asks_for_recheck(&spec);
+        let asked = self.asks_again(&spec);
         let was_held = self.is_held();
         self.spec.accept(spec);
         if was_held {
@@ -106,10 +106,10 @@ impl Job {
                 self.output.touch_status(pace);
             }
         }
-        if is_asked_again {
-            self.start_requested_round(job, nodes, effects);
-        } else if is_asked_to_check {
-            self.start_requested_recheck(job, nodes, effects);
+        match asked {
+            Asked::Nothing => {}
+            Asked::Retry => self.start_requested_round(job, nodes, effects),
+            Asked::Recheck => self.start_requested_recheck(job, nodes, effects),
         }
         let is_running = self.course.is_running() && !self.course.is_rechecking();
         if self.course.policy().follow_nodes && is_running {
@@ -119,20 +119,16 @@ impl Job {
         }
     }
 
-    /// Whether this spec asks a job that is over for a further round: somebody has raised `retry` since. What was left of it
-    /// at the end does not count.
-    pub(super) fn asks_for_round(&self, spec: &ImagePrePullJobSpec) -> bool {
-        let rounds = i64::from(self.course.rounds());
-        let in_force = self.spec.accepted().map_or(rounds, |accepted| accepted.retry);
-        self.is_over() && spec.retry > in_force.max(rounds)
-    }
-
-    /// Whether this spec asks a job that is over for a re-check, as [`Self::asks_for_round`] has it of `retry`. A round brings
-    /// back what is missing anyway, so where both are raised at once there is no re-check.
-    pub(super) fn asks_for_recheck(&self, spec: &ImagePrePullJobSpec) -> bool {
-        let rechecks = i64::from(self.course.rechecks());
-        let in_force = self.spec.accepted().map_or(rechecks, |accepted| accepted.recheck);
-        self.is_over() && spec.recheck > in_force.max(rechecks) && !self.asks_for_round(spec)
+    /// What this spec asks a job for that is over: somebody has raised `retry` or `recheck` since. What was left of them at the
+    /// end does not count. Where both are raised at once there is no re-check: the person wants to download.
+    pub(super) fn asks_again(&self, spec: &ImagePrePullJobSpec) -> Asked {
+        let begun = (i64::from(self.course.rounds()), i64::from(self.course.rechecks()));
+        let in_force = self.spec.accepted().map_or(begun, |accepted| (accepted.retry, accepted.recheck));
+        match self.is_over() {
+            true if spec.retry > in_force.0.max(begun.0) => Asked::Retry,
+            true if spec.recheck > in_force.1.max(begun.1) => Asked::Recheck,
+            _ => Asked::Nothing,
+        }
     }
 
     /// Takes over what may change while the job runs. `is_unknown`: the edges have to be told in any case.

@@ -1,20 +1,18 @@
 //! How a job begins, and how it goes on after a restart.
 
-use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
 use prepull_api::crd::report::ReportBody;
-use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodePhase, NodeStatus, Summary};
+use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodeStatus, Summary};
 use prepull_api::task::NodeName;
 
 use super::super::{Effects, JobObject, rest_of};
 use super::members::{fresh_record, missing_record, plans};
-use super::stored::StoredRecords;
+use super::stored::{Asked, Resumed, StoredRecords, known_rounds};
 use super::{Course, Job, JobEvents, Members, Nodes, Output, SpecState, generation_of, spec, uid_of};
-use crate::prepull::aggregate::Rounds;
 use crate::prepull::download::WindowRule;
 use crate::prepull::plan;
 use crate::prepull::rollout::{Rollout, Settings, is_missing};
@@ -121,40 +119,11 @@ impl Job {
             self.course.configure(job);
         }
         let has_ended = status.completion_time.is_some();
-        let known = Rounds {
-            retry: status.retry,
-            recheck: status.recheck.as_ref().map_or(0, |recheck| recheck.rounds),
-            rechecking: status.recheck.as_ref().is_some_and(|recheck| recheck.completion_time.is_none()),
-        };
+        let known = known_rounds(&status);
         self.course.restore(&status, has_ended, known, effects.now);
-        let edit = self.read_edit(object).ok();
-        let is_asked_to_try = edit.as_ref().is_some_and(|edit| self.asks_for_round(&edit.spec));
-        let is_asked_to_check = edit.as_ref().is_some_and(|edit| self.asks_for_recheck(&edit.spec));
-        let is_asked_again = is_asked_to_try || is_asked_to_check;
-        // Nodes are in progress again: the earlier run had begun a further round, and not written so in the status. It
-        // goes on as it is, unless it is begun anew.
-        let is_in_progress = |record: &NodeStatus| record.phase == NodePhase::InProgress;
-        let written = stored.rounds();
-        let is_ahead = written.total() > known.total() || stored.records.iter().any(is_in_progress);
-        let has_round = has_ended && !is_asked_again && is_ahead;
-        let is_over = has_ended && !has_round;
-        let rechecking = match written.total().cmp(&known.total()) {
-            Ordering::Greater => written.rechecking,
-            _ if has_ended => stored.any_rechecking(),
-            _ => known.rechecking,
-        };
-        let rounds = if is_over {
-            // What is asked for now is begun under the number that the status knows; of the other kind none is forgotten.
-            let retry = if is_asked_to_check { known.retry.max(written.retry) } else { known.retry };
-            let recheck = if is_asked_to_try { known.recheck.max(written.recheck) } else { known.recheck };
-            Rounds { retry, recheck, rechecking: false }
-        } else {
-            Rounds {
-                retry: written.retry.max(known.retry + u32::from(has_round && !rechecking)),
-                recheck: written.recheck.max(known.recheck + u32::from(has_round && rechecking)),
-                rechecking,
-            }
-        };
+        let asked = self.read_edit(object).map_or(Asked::Nothing, |edit| self.asks_again(&edit.spec));
+        let is_asked_again = asked != Asked::Nothing;
+        let Resumed { rounds, is_over } = stored.resume(known, has_ended, asked);
         if rounds.rechecking {
             stored.begin_recheck(rounds.recheck, |record| exists(record, nodes));
         } else if !is_over {
@@ -165,7 +134,7 @@ impl Job {
         if let Some(job) = job.as_ref().filter(|_| !is_over || is_asked_again) {
             // Reports may not have been made, or were deleted; nodes may have joined meanwhile.
             let may_be_incomplete = status.start_time.is_none() || has_lost_records;
-            let may_join = job.policy.follow_nodes && !rounds.rechecking && !is_asked_to_check;
+            let may_join = job.policy.follow_nodes && !rounds.rechecking && asked != Asked::Recheck;
             if may_be_incomplete || may_join {
                 if has_lost_records {
                     // What the status shows was chosen, whether or not it would be now.

@@ -1,10 +1,11 @@
 //! What an earlier run of cloudcore has left in the reports of a job.
 
+use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use prepull_api::crd::report::ReportBody;
-use prepull_api::crd::status::{NodePhase, NodeStatus};
+use prepull_api::crd::status::{ImagePrePullJobStatus, NodePhase, NodeStatus};
 
 use crate::prepull::aggregate::Rounds;
 use crate::prepull::rollout::{begin_again, begin_recheck, is_rechecking, keep_result};
@@ -29,6 +30,35 @@ pub(super) struct StoredRecords {
 struct Stored {
     retry: Option<u32>,
     rounds: Rounds,
+}
+
+/// What people ask a job for that is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asked {
+    Nothing,
+    /// Another round of `spec.retry`.
+    Retry,
+    /// A re-check.
+    Recheck,
+}
+
+/// How a job goes on that an earlier run of cloudcore has begun.
+#[derive(Debug)]
+pub(super) struct Resumed {
+    /// The rounds that have begun. `rechecking`: a re-check runs.
+    pub(super) rounds: Rounds,
+    /// Whether it has ended.
+    pub(super) is_over: bool,
+}
+
+/// The rounds that the status tells of.
+pub(super) fn known_rounds(status: &ImagePrePullJobStatus) -> Rounds {
+    let recheck = status.recheck.as_ref();
+    Rounds {
+        retry: status.retry,
+        recheck: recheck.map_or(0, |recheck| recheck.rounds),
+        rechecking: recheck.is_some_and(|recheck| recheck.completion_time.is_none()),
+    }
 }
 
 impl StoredRecords {
@@ -68,7 +98,7 @@ impl StoredRecords {
     }
 
     /// How many rounds have begun, as far as the reports say. The report with the most says which kind the last one is of.
-    pub(super) fn rounds(&self) -> Rounds {
+    fn rounds(&self) -> Rounds {
         let all = || self.rounds.iter().map(|(stored, _)| stored.rounds);
         Rounds {
             retry: all().map(|rounds| rounds.retry).max().unwrap_or(0),
@@ -77,8 +107,36 @@ impl StoredRecords {
         }
     }
 
+    /// What has begun, by the status and the reports together. `has_ended`: the status says that the job had.
+    pub(super) fn resume(&self, known: Rounds, has_ended: bool, asked: Asked) -> Resumed {
+        let written = self.rounds();
+        // Nodes are in progress again: the earlier run had begun a further round, and not written so in the status. It
+        // goes on as it is, unless it is begun anew.
+        let is_in_progress = |record: &NodeStatus| record.phase == NodePhase::InProgress;
+        let is_ahead = written.total() > known.total() || self.records.iter().any(is_in_progress);
+        let has_round = has_ended && asked == Asked::Nothing && is_ahead;
+        if has_ended && !has_round {
+            // What is asked for now is begun under the number that the status knows. Of the other kind none is forgotten.
+            let retry = if asked == Asked::Recheck { known.retry.max(written.retry) } else { known.retry };
+            let recheck =
+                if asked == Asked::Retry { known.recheck.max(written.recheck) } else { known.recheck };
+            return Resumed { rounds: Rounds { retry, recheck, rechecking: false }, is_over: true };
+        }
+        let rechecking = match written.total().cmp(&known.total()) {
+            Ordering::Greater => written.rechecking,
+            _ if has_ended => self.any_rechecking(),
+            _ => known.rechecking,
+        };
+        let rounds = Rounds {
+            retry: written.retry.max(known.retry + u32::from(has_round && !rechecking)),
+            recheck: written.recheck.max(known.recheck + u32::from(has_round && rechecking)),
+            rechecking,
+        };
+        Resumed { rounds, is_over: false }
+    }
+
     /// Whether nodes were being checked when the reports were written.
-    pub(super) fn any_rechecking(&self) -> bool {
+    fn any_rechecking(&self) -> bool {
         self.records.iter().any(is_rechecking)
     }
 
