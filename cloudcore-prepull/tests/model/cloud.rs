@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use prepull_api::crd::job::ImagePrePullJobSpec;
 use prepull_api::crd::report::ReportBody;
-use prepull_api::task::{JobUid, NodeName};
+use prepull_api::task::{JobUid, NodeName, PullPolicy};
 use prepull_api::wire::{Assign, CloudMessage, EdgeMessage, Key};
 use prepull_engine::prepull::controller::{
     Action, Content, Controller, Dispatch, Input, JobObject, Object, rest_of,
@@ -429,6 +429,9 @@ impl World {
             let elapsed = Duration::from_millis(self.now - begun);
             let assign = assign(&order, order.remaining.saturating_sub(elapsed));
             let task = assign.task.clone();
+            let looks = task.images.iter().all(|image| image.policy == PullPolicy::Never);
+            assert_eq!(looks, order.only_look, "{} for {node} only looks, or it should", task.id);
+            assert!(!looks || assign.download.windows.is_empty(), "a look waits for no window");
             let session = self.send(&node, CloudMessage::Assign(assign));
             if session.is_some() {
                 self.check.sent(&node, &task);

@@ -167,7 +167,7 @@ impl World {
     }
 
     /// Removes an image from an edge, as a kubelet does that needs the room.
-    fn remove_image(&mut self) {
+    pub(crate) fn remove_image(&mut self) {
         // The hour decides, so that no seed leads elsewhere by that.
         let hour = usize::try_from(self.now).unwrap();
         let at = hour % self.edges.len();

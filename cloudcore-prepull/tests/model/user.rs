@@ -194,12 +194,25 @@ impl World {
         }
     }
 
+    /// Whether a job that is over is re-checked next. The hour decides, so that no seed leads elsewhere by a draw. By then an
+    /// image may have been removed.
+    fn may_recheck(&mut self, job: &JobUid) -> bool {
+        let status = self.api.jobs.get(job).and_then(|stored| stored.object.status.as_ref());
+        let is_over = status.is_some_and(|status| status.completion_time.is_some());
+        let is_rechecked = is_over && !self.now.is_multiple_of(3);
+        if is_rechecked && self.now.is_multiple_of(2) {
+            self.remove_image();
+        }
+        is_rechecked
+    }
+
     fn edit_some(&mut self) {
         let Some(uid) = self.any_job() else { return };
         // An edit of the fixed part before the start makes it a different job.
         let status = self.api.jobs.get(&uid).and_then(|stored| stored.object.status.as_ref());
         let started = status.is_some_and(|status| status.start_time.is_some());
         let edges = self.edges.len();
+        let is_rechecked = self.may_recheck(&uid);
         let what = self.rng.below(20);
         let (rng, good) = (&mut self.rng, &self.good_specs[&uid]);
         match what {
@@ -207,7 +220,7 @@ impl World {
             1 | 2 => self.api.edit(&uid, |spec| edits::make_invalid(spec, rng)),
             3 | 4 if started => self.api.edit(&uid, |spec| edits::edit_fixed_part(spec, edges, rng)),
             5 | 6 => self.api.edit(&uid, |spec| spec.clone_from(good)),
-            _ => self.api.edit(&uid, |spec| edits::edit(spec, edges, rng)),
+            _ => self.api.edit(&uid, |spec| edits::edit_or_recheck(spec, edges, rng, is_rechecked)),
         }
         self.note_spec(&uid);
     }
@@ -216,12 +229,13 @@ impl World {
     pub(crate) fn edit_without_suspension(&mut self) {
         let Some(uid) = self.any_job() else { return };
         let (edges, fixed) = (self.edges.len(), self.rng.chance(20));
+        let is_rechecked = self.may_recheck(&uid);
         let rng = &mut self.rng;
         self.api.edit(&uid, |spec| {
             if fixed {
                 edits::edit_fixed_part(spec, edges, rng);
             } else {
-                edits::edit(spec, edges, rng);
+                edits::edit_or_recheck(spec, edges, rng, is_rechecked);
             }
             spec.suspend = false;
         });

@@ -11,7 +11,7 @@ use crate::check::specs::is_valid;
 use crate::rng::Rng;
 
 /// Edits a field that a running job follows.
-pub(super) fn edit(spec: &mut ImagePrePullJobSpec, edges: usize, rng: &mut Rng) {
+fn edit(spec: &mut ImagePrePullJobSpec, edges: usize, rng: &mut Rng) {
     let yes = rng.chance(50);
     let what = rng.below(15);
     // Without a draw of its own, so that the seeds that found something still mean what they did.
@@ -50,6 +50,22 @@ pub(super) fn edit(spec: &mut ImagePrePullJobSpec, edges: usize, rng: &mut Rng) 
             Some(rollout) if rng.chance(70) => rollout.pause_seconds = rng.pick(&[0, 5, 40]),
             rollout => *rollout = yes.then(|| self::rollout(rng)),
         },
+    }
+}
+
+/// Edits a field, or asks a job that is over for a re-check.
+pub(super) fn edit_or_recheck(
+    spec: &mut ImagePrePullJobSpec,
+    edges: usize,
+    rng: &mut Rng,
+    is_rechecked: bool,
+) {
+    let mut edited = spec.clone();
+    edit(&mut edited, edges, rng);
+    if is_rechecked {
+        spec.recheck = spec.recheck.clamp(0, 100) + 1;
+    } else {
+        *spec = edited;
     }
 }
 
