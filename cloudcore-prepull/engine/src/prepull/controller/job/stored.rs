@@ -188,3 +188,53 @@ fn progress(record: &NodeStatus) -> (u32, u8) {
     };
     (record.attempt, phase)
 }
+
+#[cfg(test)]
+mod tests {
+    use prepull_api::crd::status::NodeRecheck;
+
+    use super::*;
+
+    fn record(phase: NodePhase, is_rechecking: bool) -> NodeStatus {
+        let recheck = is_rechecking.then(NodeRecheck::default);
+        NodeStatus { node_name: "n".to_owned(), phase, attempt: 2, recheck, ..NodeStatus::default() }
+    }
+
+    fn report(retry: u32, recheck: u32, rechecking: bool, record: NodeStatus) -> ReportBody {
+        let node_status = vec![record];
+        ReportBody { retry: Some(retry), recheck, rechecking, node_status, ..ReportBody::default() }
+    }
+
+    #[test]
+    fn a_missed_round_ends_a_recheck() {
+        let asked = record(NodePhase::InProgress, true);
+        let mut stored = StoredRecords::new(vec![report(0, 1, true, asked)]);
+        stored.begin_round(1, |_| true);
+        let left = &stored.records[0];
+        assert_eq!((left.phase, left.attempt), (NodePhase::Successful, 2));
+        assert!(stored.outdated.contains(&0));
+    }
+
+    #[test]
+    fn the_kind_of_the_last_round_is_known() {
+        let known = |retry, recheck| Rounds { retry, recheck, rechecking: false };
+        let written = |retry, recheck, rechecking, phase| {
+            StoredRecords::new(vec![report(retry, recheck, rechecking, record(phase, rechecking))])
+        };
+        let at_work = NodePhase::InProgress;
+        for (stored, known, asked, (retry, recheck, rechecking, is_over)) in [
+            // The status is as the reports are.
+            (written(1, 1, true, NodePhase::Successful), known(1, 1), Asked::Nothing, (1, 1, false, true)),
+            // A re-check had begun, or a round.
+            (written(0, 1, true, at_work), known(0, 0), Asked::Nothing, (0, 1, true, false)),
+            (written(1, 1, false, at_work), known(0, 1), Asked::Nothing, (1, 1, false, false)),
+            // What is asked for is begun anew, under the same number; the other kind keeps its own.
+            (written(0, 1, true, at_work), known(0, 0), Asked::Recheck, (0, 0, false, true)),
+            (written(0, 1, true, at_work), known(0, 0), Asked::Retry, (0, 1, false, true)),
+        ] {
+            let Resumed { rounds, is_over: over } = stored.resume(known, true, asked);
+            let expected = (Rounds { retry, recheck, rechecking }, is_over);
+            assert_eq!((rounds, over), expected, "{known:?} {asked:?}");
+        }
+    }
+}

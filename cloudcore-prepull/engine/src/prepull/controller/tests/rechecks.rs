@@ -228,3 +228,24 @@ fn a_look_finds_what_was_pulled_before_relabelling() {
     world.pass(1_000);
     assert_eq!(world.pulls, ["docker.io/library/nginx:1.25 "]);
 }
+
+#[test]
+fn a_node_deleted_meanwhile_keeps_its_result() {
+    let (mut world, nodes) = pulled(2);
+    let session = SessionId(world.sessions);
+    world.give(Input::Session(SessionEvent::Down { node: "n1".into(), session }));
+    world.give(wanted(&world, &nodes, json!({"recheck": 1}), 2));
+    world.pass(1_000);
+    world.give(Input::NodeGone("n1".into()));
+    world.says("n0", answer(2, there()));
+    world.pass(1_000);
+    assert_eq!((world.status().phase, found(&world)), (JobPhase::Completed, (1, 0, 1)));
+    let recheck = world.record("n1").recheck.clone().unwrap();
+    assert_eq!(recheck.not_checked_reason, "its Node was deleted");
+    // The next one does not ask it, and says why.
+    world.give(wanted(&world, &nodes, json!({"recheck": 2}), 3));
+    world.pass(1_000);
+    assert_eq!(world.taken(), ["n0", "n0"]);
+    let recheck = world.record("n1").recheck.clone().unwrap();
+    assert_eq!(recheck.not_checked_reason, "there is no Node of this name any more");
+}
