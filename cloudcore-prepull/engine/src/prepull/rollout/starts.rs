@@ -11,8 +11,9 @@ impl Rollout {
     /// The moment at which [`Self::advance`] has something to do although nothing happened.
     pub fn next_deadline(&self) -> Option<Timestamp> {
         let deadline = self.deadlines.first().map(|(at, _)| *at);
-        let wave =
-            self.waves.paused_until(self.settings.pause).filter(|_| self.verdict() == Verdict::Running);
+        // A re-check leaves the waves where they were.
+        let may_go_on = self.recheck_until.is_none() && self.verdict() == Verdict::Running;
+        let wave = self.waves.paused_until(self.settings.pause).filter(|_| may_go_on);
         let postponed = self.postponed.first().map(|(at, _)| *at);
         let opening = self.shut.first().map(|(at, _)| *at);
         let recheck = self.recheck_until.filter(|_| !self.rechecking.is_empty());
