@@ -155,7 +155,7 @@ pub fn build_assign(
         images: order.plan.images.iter().enumerate().zip(keys).map(image).collect(),
     };
     let download = if order.only_look {
-        // An image that was removed and pulled again by somebody else has lost its pin.
+        // An image that was removed and pulled again by the kubelet has lost its pin.
         DownloadTerms { pin: order.job.download.pin, ..DownloadTerms::default() }
     } else {
         download::terms(&order.job, &order.node, verification, share_by_default)

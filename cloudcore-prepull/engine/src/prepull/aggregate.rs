@@ -133,7 +133,7 @@ impl Rounds {
     }
 }
 
-/// Makes a report of some nodes of a job, of which so many rounds have begun.
+/// Makes a report of some nodes of a job. `rounds`: those of the job that have begun.
 pub fn report<'a>(
     job_name: &str,
     index: u32,

@@ -133,7 +133,7 @@ async fn wait(
         let has_begun = rounds(&job) >= number;
         if job.spec.recheck < number {
             bail!(
-                "the cluster does not know spec.recheck, or somebody else has changed job {name}: apply the definitions of \
+                "the cluster does not know spec.recheck, or job {name} was changed by another person: apply the definitions of \
                  this version, manifests/crds"
             );
         }

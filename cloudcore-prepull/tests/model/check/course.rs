@@ -224,14 +224,14 @@ impl Check {
         }
     }
 
-    /// A job that had ended continues only if somebody has raised `retry` or `recheck` since.
+    /// A job that had ended continues only if `retry` or `recheck` was raised since.
     fn asks_again(&self, job: &JobUid, ended: u64) {
         let asked: Vec<_> =
             self.in_force_since(job, ended, u64::MAX).map(|spec| (spec.retry, spec.recheck)).collect();
         let is_raised = asked.windows(2).any(|pair| pair[1].0 > pair[0].0 || pair[1].1 > pair[0].1);
         assert!(
             is_raised,
-            "{job} had ended at {ended} and continues, and nobody has raised retry or recheck"
+            "{job} had ended at {ended} and continues, and neither retry nor recheck was raised"
         );
     }
 

@@ -55,7 +55,7 @@ impl Check {
         for node in &report.node_status {
             let name = &node.node_name;
             self.emitted.insert((job.clone(), NodeName(name.clone())), node.phase);
-            // Its record tells of its pull. A re-check has a time of its own.
+            // Its record has the times of its pull. A re-check has a time of its own.
             if is_rechecking(node) {
                 let until = self.rechecks.get(job).map_or(0, |since| since + RECHECK);
                 let at_work = node.phase == NodePhase::InProgress && accepted.is_some();

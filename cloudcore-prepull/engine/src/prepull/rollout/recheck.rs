@@ -69,7 +69,7 @@ fn note_not_checked(record: &mut NodeStatus, reason: &str) {
 }
 
 impl Rollout {
-    /// Asks the nodes that have succeeded, and of which `may_ask` holds, what is still there. The others of them keep their
+    /// Asks the nodes that have succeeded, where `may_ask` holds, what is still there. The others of them keep their
     /// result. Returns how many are asked.
     pub fn begin_recheck(&mut self, until: Timestamp, may_ask: impl Fn(&NodeName) -> bool) -> usize {
         self.closed = false;

@@ -119,7 +119,7 @@ impl Job {
         }
     }
 
-    /// What this spec asks a job for that is over: somebody has raised `retry` or `recheck` since. What was left of them at the
+    /// What this spec asks a job for that is over: `retry` or `recheck` was raised since. What was left of them at the
     /// end does not count. Where both are raised at once there is no re-check: the person wants to download.
     pub(super) fn asks_again(&self, spec: &ImagePrePullJobSpec) -> Asked {
         let begun = (i64::from(self.course.rounds()), i64::from(self.course.rechecks()));

@@ -306,7 +306,7 @@ pub(super) fn plans<'a>(
     for record in records {
         let name = NodeName(record.node_name.clone());
         let Some(plan) = nodes.get(&name).and_then(|node| shared.plan_one(job, node).ok()) else { continue };
-        // What is looked for is what was pulled, whatever the node's labels say by now.
+        // A look is for what was pulled, also where the node's labels have changed.
         let is_fixed = record.phase == NodePhase::InProgress || rollout::is_rechecking(record);
         if is_fixed && !plan.is_of(&record.image_status) {
             relabelled.push((name.clone(), &record.image_status));

@@ -25,7 +25,7 @@ pub(super) struct StoredRecords {
     rounds: Vec<(Stored, Range<usize>)>,
 }
 
-/// The rounds that a report tells of. Reports of version 0.1 do not say how many of `spec.retry` had begun.
+/// The rounds in a report. Reports of version 0.1 do not say how many of `spec.retry` had begun.
 #[derive(Clone, Copy, Debug)]
 struct Stored {
     retry: Option<u32>,
@@ -51,7 +51,7 @@ pub(super) struct Resumed {
     pub(super) is_over: bool,
 }
 
-/// The rounds that the status tells of.
+/// The rounds in the status.
 pub(super) fn known_rounds(status: &ImagePrePullJobStatus) -> Rounds {
     let recheck = status.recheck.as_ref();
     Rounds {
@@ -111,7 +111,7 @@ impl StoredRecords {
     pub(super) fn resume(&self, known: Rounds, has_ended: bool, asked: Asked) -> Resumed {
         let written = self.rounds();
         // Nodes are in progress again: the earlier run had begun a further round, and not written so in the status. It
-        // goes on as it is, unless it is begun anew.
+        // goes on as it is, unless it is begun again.
         let is_in_progress = |record: &NodeStatus| record.phase == NodePhase::InProgress;
         let is_ahead = written.total() > known.total() || self.records.iter().any(is_in_progress);
         let has_round = has_ended && asked == Asked::Nothing && is_ahead;
@@ -228,7 +228,7 @@ mod tests {
             // A re-check had begun, or a round.
             (written(0, 1, true, at_work), known(0, 0), Asked::Nothing, (0, 1, true, false)),
             (written(1, 1, false, at_work), known(0, 1), Asked::Nothing, (1, 1, false, false)),
-            // What is asked for is begun anew, under the same number; the other kind keeps its own.
+            // What is asked for begins again, under the same number; the other kind keeps its own.
             (written(0, 1, true, at_work), known(0, 0), Asked::Recheck, (0, 0, false, true)),
             (written(0, 1, true, at_work), known(0, 0), Asked::Retry, (0, 1, false, true)),
         ] {

@@ -57,7 +57,7 @@ fn what_was_removed_is_found_and_retried() {
     world.events.clear();
     world.give(wanted(&world, &nodes, json!({"recheck": 1}), 2));
     world.pass(1_000);
-    // All at once, whatever the concurrency: a look takes no link.
+    // All at once, beyond the concurrency: a look takes no link.
     assert_eq!((world.taken(), world.looks.clone()), (nodes.clone(), vec![true; 3]));
     assert_eq!((world.status().phase, world.condition("Complete").0), (JobPhase::InProgress, "False"));
     world.says("n0", answer(2, there()));
@@ -136,7 +136,7 @@ fn another_leader_goes_on_looking() {
     assert_eq!(world.now + *world.remaining.last().unwrap(), until + Duration::from_secs(1));
     world.says("n1", answer(2, there()));
     world.pass(1_000);
-    // What is left of `retry` doesn't follow by itself: somebody wanted to look, and not to download.
+    // What is left of `retry` doesn't follow by itself: the person wanted to look, and not to download.
     assert_eq!((world.status().phase, found(&world)), (JobPhase::Failure, (1, 1, 0)));
     assert_eq!((world.taken(), world.status().retry), (vec![], 0));
 }
@@ -230,7 +230,7 @@ fn a_look_finds_what_was_pulled_before_relabelling() {
 }
 
 #[test]
-fn a_node_deleted_meanwhile_keeps_its_result() {
+fn a_deleted_node_keeps_its_result() {
     let (mut world, nodes) = pulled(2);
     let session = SessionId(world.sessions);
     world.give(Input::Session(SessionEvent::Down { node: "n1".into(), session }));
