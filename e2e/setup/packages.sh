@@ -23,6 +23,7 @@ required=(
   skopeo:skopeo
   umoci:umoci
   /usr/share/doc/busybox-static:busybox-static # `busybox` alone may be the dynamic one
+  mkfs.ext4:e2fsprogs
   ip:iproute2
   tc:iproute2
   iptables:iptables

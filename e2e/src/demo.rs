@@ -1,9 +1,12 @@
-//! `make demo`: a job from two private registries to images on three edge nodes, on this machine.
+//! `make demo`: a job from two private registries to images on three edge nodes, on this machine, and a pod that starts
+//! without its registry.
 //!
 //! ```text
 //!  scenario (nodes, images, jobs) ─▶ stage (starts the parts) ─▶ kubectl prepull, report ─▶ verdict
+//!                                    promise (a whole cluster, gone when the act is over) ────▲
 //! ```
 
+mod promise;
 mod report;
 mod scenario;
 mod stage;
@@ -109,6 +112,7 @@ async fn run_steps(story: &mut Story, stage: &mut Option<Stage>) -> Result<Verdi
     let status = job.status().await?;
     let images = stage.nodes.first().context("no node")?.images().await?;
     verdict.check_second_job(stage, &status, &images);
+    promise::show(story, &mut verdict).await?;
     Ok(verdict)
 }
 

@@ -15,14 +15,16 @@
 mod balancer;
 pub(crate) mod ground;
 mod installation;
+pub mod pods;
 mod refusals;
 mod worker;
 
 use anyhow::{Context, Result};
 
 pub use installation::{EDGE_NAMESPACE, Installation};
+pub use pods::Fate;
 pub use refusals::Refusal;
-pub use worker::Worker;
+pub use worker::{Worker, lacks};
 
 use crate::cleanup::Child;
 use crate::cluster::Cluster;
@@ -90,13 +92,16 @@ impl Kubernetes {
 
     /// Adds a worker, whose Node is Ready.
     pub async fn worker(&self, name: &str) -> Result<Worker> {
-        self.worker_with(name, &serde_json::json!({})).await
+        self.worker_on(name, None).await
     }
 
-    /// Adds a worker like [`Self::worker`], whose kubelet has these settings of a `KubeletConfiguration` as well.
-    pub async fn worker_with(&self, name: &str, settings: &serde_json::Value) -> Result<Worker> {
-        let registries = [&self.registry];
-        let worker = Worker::start(&self.cluster, &self.ground, name, &self.sandbox, &registries, settings);
+    /// Adds a worker like [`Self::worker`], whose images are on a disk of their own with so many bytes.
+    pub async fn worker_with_disk(&self, name: &str, size: u64) -> Result<Worker> {
+        self.worker_on(name, Some(size)).await
+    }
+
+    async fn worker_on(&self, name: &str, disk: Option<u64>) -> Result<Worker> {
+        let worker = Worker::start(&self.cluster, &self.ground, name, &self.sandbox, &self.registry, disk);
         worker.await.with_context(|| format!("no worker {name}"))
     }
 

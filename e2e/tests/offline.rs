@@ -4,7 +4,8 @@
 use std::time::{Duration, Instant};
 
 use prepull_api::task::KubeletRecord;
-use prepull_e2e::kubernetes::Installation;
+use prepull_e2e::kubernetes::Fate::{Asks, Runs};
+use prepull_e2e::kubernetes::{Installation, pods};
 use prepull_e2e::prelude::*;
 use serde_json::{Value, json};
 
@@ -13,48 +14,9 @@ const PODS: &str = "default";
 /// The kubelet's records of pulls that have begun, on a worker.
 const INTENTS: &str = "/var/lib/kubelet/image_manager/pulling";
 
-/// What becomes of a pod.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
-    Runs,
-    /// The kubelet wants the image from the registry.
-    Asks,
-}
-use Fate::{Asks, Runs};
-
-/// A pod on the edge, from an image that sleeps. With a secret it may pull.
+/// A pod on the edge. With a secret it may pull.
 fn pod(name: &str, image: &str, secret: bool) -> Value {
-    let secrets = if secret { json!([{"name": "shop"}]) } else { json!([]) };
-    json!({
-        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": PODS},
-        "spec": {
-            "nodeName": "edge-1", "imagePullSecrets": secrets, "terminationGracePeriodSeconds": 0,
-            "containers": [{
-                "name": "app", "image": image, "imagePullPolicy": "IfNotPresent",
-                "command": ["/bin/sleep", "1000000"],
-            }],
-        },
-    })
-}
-
-/// Creates a pod, waits for what becomes of it, and deletes it.
-async fn fate(cluster: &Cluster, pod: &Value) -> Result<Fate> {
-    let name = pod["metadata"]["name"].as_str().context("a pod has a name")?;
-    cluster.apply(&pod.to_string()).await?;
-    let what = format!("the fate of pod {name}");
-    let fate = eventually(&what, Duration::from_secs(60), async || {
-        let status = cluster.kubectl(&["get", "pod", name, "--output=jsonpath={.status}"]).await?;
-        let status: Value = serde_json::from_str(&status)?;
-        let container = &status["containerStatuses"][0]["state"];
-        match (status["phase"].as_str(), container["waiting"]["reason"].as_str()) {
-            (Some("Running"), _) => Ok(Runs),
-            (_, Some("ErrImagePull" | "ImagePullBackOff")) => Ok(Asks),
-            other => bail!("{other:?}"),
-        }
-    });
-    let fate = fate.await?;
-    cluster.kubectl(&["delete", "pod", name, "--force", "--grace-period=0"]).await?;
-    Ok(fate)
+    pods::pod(name, "edge-1", image, secret.then_some("shop"))
 }
 
 #[tokio::test]
@@ -80,7 +42,7 @@ async fn pods_start_while_the_registry_is_off() -> Result<()> {
     let recorded = Image::small("recorded")?;
     let elsewhere = shop.seed(&recorded, "old/recorded:v1")?;
     let recorded = shop.seed(&recorded, "team/recorded:v1")?;
-    assert_eq!(fate(cluster, &pod("elsewhere", &elsewhere, true)).await?, Runs);
+    assert_eq!(kubernetes.fate(&pod("elsewhere", &elsewhere, true)).await?, Runs);
     let status = ahead("recorded", &recorded).completes().await?;
     let image = status.image("edge-1", &recorded).context("no status")?;
     assert_eq!(image.kubelet_record, Some(KubeletRecord::OtherRepository), "{image:?}");
@@ -95,7 +57,7 @@ async fn pods_start_while_the_registry_is_off() -> Result<()> {
     })
     .await?;
     edge.kill_kubelet()?;
-    cluster.kubectl(&["delete", "pod", "begun", "--force", "--grace-period=0"]).await?;
+    kubernetes.delete_pod("begun").await?;
     shop.resume()?;
     ahead("begun", &begun).completes().await?;
     edge.restart_kubelet(&json!({})).await?;
@@ -140,7 +102,7 @@ async fn pods_start_while_the_registry_is_off() -> Result<()> {
             policy = wanted;
         }
         let began = Instant::now();
-        let fate = fate(cluster, &pod(&format!("row-{number}"), image, secret)).await?;
+        let fate = kubernetes.fate(&pod(&format!("row-{number}"), image, secret)).await?;
         println!("{wanted:28} {image:40} secret {secret:5} {fate:?} after {:?}", began.elapsed());
         if fate != expected {
             wrong.push((wanted, image, secret, fate));
@@ -150,11 +112,113 @@ async fn pods_start_while_the_registry_is_off() -> Result<()> {
 
     // A pod that has shown its secret once starts again without the registry; one that always asks never does.
     shop.restart().await?;
-    assert_eq!(fate(cluster, &pod("shown", &plain, true)).await?, Runs);
+    assert_eq!(kubernetes.fate(&pod("shown", &plain, true)).await?, Runs);
     shop.stop()?;
-    assert_eq!(fate(cluster, &pod("shown-again", &plain, true)).await?, Runs);
+    assert_eq!(kubernetes.fate(&pod("shown-again", &plain, true)).await?, Runs);
     let mut always = pod("always", &plain, true);
     always["spec"]["containers"][0]["imagePullPolicy"] = "Always".into();
-    assert_eq!(fate(cluster, &always).await?, Asks);
+    assert_eq!(kubernetes.fate(&always).await?, Asks);
+    Ok(())
+}
+
+/// A workload on the edge whose image has a tag that moves.
+fn workload(kind: &str, name: &str, image: &str) -> Value {
+    let labels = json!({"app": name});
+    let mut workload = json!({
+        "apiVersion": "apps/v1", "kind": kind, "metadata": {"name": name, "namespace": PODS},
+        "spec": {
+            "selector": {"matchLabels": labels},
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": {
+                    "nodeSelector": {"node-role.kubernetes.io/edge": ""}, "terminationGracePeriodSeconds": 0,
+                    "containers": [{
+                        "name": "app", "image": image, "imagePullPolicy": "Always",
+                        "command": ["/bin/sleep", "1000000"],
+                    }],
+                },
+            },
+        },
+    });
+    if kind == "Deployment" {
+        workload["spec"]["replicas"] = 1.into();
+    }
+    workload
+}
+
+#[tokio::test]
+async fn workloads_roll_out_from_what_was_pulled_ahead() -> Result<()> {
+    let kubernetes = Kubernetes::start().await?;
+    let cluster = kubernetes.cluster();
+    let edge = kubernetes.worker_with_disk("edge-1", 512 * MIB);
+    let (_server, mut edge) = tokio::try_join!(kubernetes.worker("server-1"), edge)?;
+    cluster.label_node("edge-1", "node-role.kubernetes.io/edge", Some("")).await?;
+    let installation = Installation::on(&kubernetes).await?;
+    let (registry, me) = (kubernetes.registry(), Person::new(cluster.kubeconfig()));
+    let fetched = || registry.requests().of("shop/web").blob_fetches().bytes();
+
+    // A tag that moves: what it points to now is pulled ahead, and the rollout downloads nothing.
+    let (old, new) = (Image::small("web-old")?, Image::small("web-new")?);
+    let stable = registry.seed(&old, "shop/web:stable")?;
+    registry.seed(&new, "shop/web:next")?;
+    edge.containerd().pull(&stable, None).await?;
+    registry.retag("shop/web", "next", "stable")?;
+    let before = fetched();
+    let app = cluster.place().new_dir("app")?.join("app.json");
+    let list = [workload("Deployment", "web", &stable), workload("DaemonSet", "web-node", &stable)];
+    std::fs::write(&app, json!({"apiVersion": "v1", "kind": "List", "items": list}).to_string())?;
+    let from = format!("from -f {} --name web --apply-then --wait=2m", app.display());
+    me.runs(&from).await?.is(0, &["Completed"])?;
+    let ahead = fetched();
+    assert!(ahead > before, "the tag has moved");
+    assert_eq!(edge.containerd().images().await?.get(&stable).map(String::as_str), Some(new.digest()));
+    for workload in ["deployment/web", "daemonset/web-node"] {
+        installation.is_rolled_out(PODS, workload).await?;
+    }
+    assert_eq!(fetched(), ahead, "the rollout downloads nothing");
+
+    // The kubelet and the agent pull the same image at once: both have it, and it's downloaded twice at most.
+    let large = Image::of_layers("at-once", &[6 * MIB, 2 * MIB])?;
+    let reference = registry.seed(&large, "shop/at-once:v1")?;
+    let job = cluster.job("at-once").images([&reference]).on(["edge-1"]).retries(3);
+    let pulling = pods::pod("at-once", "edge-1", &reference, None);
+    let (job, _) = tokio::try_join!(job.apply(), async { cluster.apply(&pulling.to_string()).await })?;
+    job.completes().await?;
+    let bytes = registry.requests().of("shop/at-once").blob_fetches().bytes();
+    println!("{bytes} of {} bytes", large.size());
+    assert!(bytes <= 2 * large.size() + MIB, "{bytes}");
+    kubernetes.delete_pod("at-once").await?;
+
+    // A kubelet whose disk gets full removes what no pod uses and no job pins.
+    let kept = registry.seed(&Image::small("kept")?, "shop/kept:v1")?;
+    let lost = registry.seed(&Image::of_layers("lost", &[32 * MIB])?, "shop/lost:v1")?;
+    let ahead = |name: &str, image: &str| cluster.job(name).images([image]).on(["edge-1"]);
+    let status = ahead("kept", &kept).spec(|spec| spec.pin = true).completes().await?;
+    let pinned =
+        status.image("edge-1", &kept).and_then(|image| image.pinned).context("no word on the pin")?;
+    ahead("lost", &lost).completes().await?;
+    let threshold = (edge.free_space()? + 8 * MIB).to_string();
+    let evicting = |threshold: &str| {
+        json!({
+            "evictionHard": {"memory.available": "1Mi", "nodefs.available": "0%", "imagefs.available": threshold},
+            "evictionPressureTransitionPeriod": "1s", "imageMinimumGCAge": "1ms",
+        })
+    };
+    edge.restart_kubelet(&evicting(&threshold)).await?;
+    let removed = async || {
+        let there = edge.containerd().has_image(&lost).await?;
+        ensure!(!there, "{lost} is still there");
+        Ok(())
+    };
+    eventually("the kubelet removes images", Duration::from_secs(60), removed).await?;
+    edge.restart_kubelet(&evicting("0%")).await?;
+    // containerd before 1.6.25 knows no pins, which the status has said.
+    assert_eq!(edge.containerd().has_image(&kept).await?, pinned, "what is pinned stays");
+    let (status, words) = if pinned { (0, "1 of 1 nodes still have") } else { (1, "missing on 1") };
+    me.runs("verify kept").await?.is(status, &[words])?;
+    me.runs("verify lost").await?.is(1, &["missing on 1", "retry lost"])?;
+    me.runs("retry lost").await?.is(0, &["round 1"])?;
+    me.runs("status lost --watch --timeout 1m").await?.is(0, &["Completed"])?;
+    assert!(edge.containerd().has_image(&lost).await?);
     Ok(())
 }

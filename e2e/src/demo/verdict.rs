@@ -17,7 +17,7 @@ use crate::registry::Registry;
 pub(super) struct Verdict(Vec<(bool, String)>);
 
 impl Verdict {
-    fn expect(&mut self, met: bool, what: impl Into<String>) {
+    pub(super) fn expect(&mut self, met: bool, what: impl Into<String>) {
         self.0.push((met, what.into()));
     }
 

@@ -14,6 +14,13 @@ pub struct Refusal {
     pub request: String,
 }
 
+impl Refusal {
+    /// Whether a ServiceAccount of this namespace was refused.
+    pub fn is_of(&self, namespace: &str) -> bool {
+        self.user.starts_with(&format!("system:serviceaccount:{namespace}:"))
+    }
+}
+
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.user, self.request)

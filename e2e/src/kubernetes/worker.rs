@@ -6,6 +6,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
 use kube::Client;
 use kube::api::Api;
@@ -21,8 +22,9 @@ use crate::parts;
 use crate::place::Place;
 use crate::registry::Registry;
 
-/// The end of the memory of a machine's directories, as the machine sees them.
+/// Directories of a machine, below what it keeps on disk.
 const KUBELET: &str = "var/lib/kubelet";
+const IMAGES: &str = "var/lib/containerd";
 /// Network of the pods, by CNI's own plugins.
 const CNI: &str = "etc/cni/net.d";
 
@@ -34,7 +36,7 @@ pub struct Worker {
     dir: PathBuf,
     space: Space,
     address: Ipv4Addr,
-    nodes: Api<Node>,
+    client: Client,
     /// Ends before the machine, whose end it would take for a crash.
     kubelet: Option<Child>,
     containerd: Containerd,
@@ -47,17 +49,21 @@ pub struct Worker {
 
 impl Worker {
     /// Starts a machine, and waits until its Node is Ready. `sandbox` is the image of the containers that hold a pod's
-    /// namespaces; the registries are those that it reaches.
+    /// namespaces; it and others come from the registry. With `disk`, images are on a disk of their own with this size in
+    /// bytes.
     pub(super) async fn start(
         cluster: &Cluster,
         ground: &Ground,
         name: &str,
         sandbox: &str,
-        registries: &[&Registry],
-        settings: &Value,
+        registry: &Registry,
+        disk: Option<u64>,
     ) -> Result<Self> {
         let place = Place::here()?;
         let dir = place.new_dir(name)?;
+        if let Some(size) = disk {
+            mount_disk(&dir, size).await?;
+        }
         let Plot { space, address, pods } = ground.plot().await?;
         let (machine, init, group) = boot(&place, name, &space, &dir).await?;
         let network = json!({
@@ -69,7 +75,7 @@ impl Worker {
             }],
         });
         std::fs::write(dir.join(CNI).join("10-pods.conflist"), network.to_string())?;
-        let passages = registries.iter().map(|registry| reach(&space, registry)).collect::<Result<_>>()?;
+        let passages = vec![reach(&space, registry)?];
         let (run, etc) = (dir.join("run/containerd"), dir.join("etc/containerd"));
         let containerd = Containerd::start_in_machine(name, init, run, &etc, sandbox).await?;
         // Before a pod needs it: its registry may be off by then.
@@ -85,7 +91,7 @@ impl Worker {
             dir,
             space,
             address,
-            nodes: Api::all(Client::clone(&cluster.client())),
+            client: cluster.client(),
             kubelet: None,
             containerd,
             machine,
@@ -93,7 +99,7 @@ impl Worker {
             settings: kubelet_settings(&group),
             passages,
         };
-        worker.restart_kubelet(settings).await?;
+        worker.restart_kubelet(&json!({})).await?;
         Ok(worker)
     }
 
@@ -116,6 +122,12 @@ impl Worker {
     /// the kubelet and of the agent.
     pub fn path(&self, path: &str) -> PathBuf {
         self.dir.join(path.trim_start_matches('/'))
+    }
+
+    /// Free bytes on the disk that images are on.
+    pub fn free_space(&self) -> Result<u64> {
+        let stat = rustix::fs::statvfs(self.dir.join(IMAGES))?;
+        Ok(stat.f_bavail * stat.f_frsize)
     }
 
     /// Lets the machine reach a registry, under the address that it has for the test.
@@ -154,7 +166,7 @@ impl Worker {
         let what = format!("{} is Ready", self.name);
         let ready = eventually(&what, SOON, async || {
             let beat = self.heartbeat().await?;
-            ensure!(beat.is_some() && beat != before, "its condition: {beat:?}");
+            ensure!(beat.is_some() && beat != before, "heard of at {beat:?}");
             Ok(())
         });
         if let Err(error) = ready.await {
@@ -164,13 +176,18 @@ impl Worker {
         Ok(())
     }
 
-    /// When the kubelet last said that it's ready.
+    /// When the kubelet was last heard of, if its Node is Ready. A condition's own time is too coarse: in seconds, and renewed
+    /// every five minutes.
     async fn heartbeat(&self) -> Result<Option<String>> {
-        let node = self.nodes.get_opt(&self.name).await?;
+        let node = Api::<Node>::all(self.client.clone()).get_opt(&self.name).await?;
         let conditions = node.and_then(|node| node.status).and_then(|status| status.conditions);
         let mut conditions = conditions.into_iter().flatten();
-        let ready = conditions.find(|condition| condition.type_ == "Ready" && condition.status == "True");
-        Ok(ready.and_then(|ready| ready.last_heartbeat_time).map(|time| time.0.to_string()))
+        if !conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True") {
+            return Ok(None);
+        }
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), "kube-node-lease");
+        let renewed = leases.get_opt(&self.name).await?.and_then(|lease| lease.spec?.renew_time);
+        Ok(renewed.map(|time| time.0.to_string()))
     }
 }
 
@@ -179,6 +196,36 @@ impl Drop for Worker {
         let _ = self.kill_kubelet();
         let _ = self.containerd.kill9();
         machine::end(&mut self.machine);
+    }
+}
+
+/// What this machine lacks for a worker, if anything: a reason to show.
+pub fn lacks() -> Option<String> {
+    if let Err(error) = parts::kubernetes("kubelet") {
+        return Some(format!("{error:#}"));
+    }
+    if !rustix::process::geteuid().is_root() {
+        return Some("a kubelet needs root".to_owned());
+    }
+    for program in ["/usr/lib/cni/bridge", "/usr/sbin/runc"] {
+        if !Path::new(program).exists() {
+            return Some(format!("there is no {program}: run `make setup`"));
+        }
+    }
+    // That of memory is one that every kubelet needs; with cgroup v2 it's one of many files.
+    let group =
+        ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"].map(Path::new).into_iter().find(|path| path.is_dir());
+    let Some(group) = group else { return Some("there are no control groups at /sys/fs/cgroup".to_owned()) };
+    let probe = group.join(format!("prepull-{}", std::process::id()));
+    let made = std::fs::create_dir(&probe).and_then(|()| std::fs::remove_dir(&probe));
+    if let Err(error) = made {
+        return Some(format!("no control group can be made in {}: {error}", group.display()));
+    }
+    let spaces = Command::new("unshare").args(["--mount", "--net", "--pid", "--fork", "true"]).output();
+    match spaces {
+        Ok(output) if output.status.success() => None,
+        Ok(output) => Some(format!("no namespaces: {}", String::from_utf8_lossy(&output.stderr).trim())),
+        Err(error) => Some(format!("cannot start unshare: {error}")),
     }
 }
 
@@ -202,6 +249,19 @@ async fn boot(place: &Place, name: &str, space: &Space, dir: &Path) -> Result<(C
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
     let init = children.split_whitespace().next().context("the machine has no process 1")?.parse()?;
     Ok((machine, init, group))
+}
+
+/// Makes a disk for the images of a machine. It goes with the place, whose mounts are taken off.
+async fn mount_disk(dir: &Path, size: u64) -> Result<()> {
+    let (file, images) = (dir.join("disk"), dir.join(IMAGES));
+    std::fs::create_dir_all(&images)?;
+    std::fs::File::create(&file)?.set_len(size)?;
+    let mut make = Command::new("mkfs.ext4");
+    make.arg("-q").arg(&file);
+    parts::output(make).await?;
+    let mut mount = Command::new("mount");
+    mount.args(["-o", "loop"]).arg(&file).arg(&images);
+    parts::output(mount).await.map(drop)
 }
 
 fn reach(space: &Space, registry: &Registry) -> Result<Passage> {
