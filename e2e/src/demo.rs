@@ -112,7 +112,7 @@ async fn run_steps(story: &mut Story, stage: &mut Option<Stage>) -> Result<Verdi
     let status = job.status().await?;
     let images = stage.nodes.first().context("no node")?.images().await?;
     verdict.check_second_job(stage, &status, &images);
-    promise::show(story, &mut verdict).await?;
+    Box::pin(promise::show(story, &mut verdict)).await?;
     Ok(verdict)
 }
 

@@ -182,7 +182,7 @@ async fn workloads_roll_out_from_what_was_pulled_ahead() -> Result<()> {
     let reference = registry.seed(&large, "shop/at-once:v1")?;
     let job = cluster.job("at-once").images([&reference]).on(["edge-1"]).retries(3);
     let pulling = pods::pod("at-once", "edge-1", &reference, None);
-    let (job, _) = tokio::try_join!(job.apply(), async { cluster.apply(&pulling.to_string()).await })?;
+    let (job, ()) = tokio::try_join!(job.apply(), async { cluster.apply(&pulling.to_string()).await })?;
     job.completes().await?;
     let bytes = registry.requests().of("shop/at-once").blob_fetches().bytes();
     println!("{bytes} of {} bytes", large.size());
