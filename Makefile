@@ -26,7 +26,7 @@ SMOKE := pulls::three_nodes_pull_four_images_from_two_registries_with_a_secret_e
 NEXTEST := $(SETUP)/nextest.sh
 TEST := $(NEXTEST) run --workspace && cargo test --workspace --doc
 CHECK := $(NEXTEST) run --workspace -E "not binary(=e2e) or test(=$(SMOKE))"
-# Without what needs a kubelet, of which there is none that old.
+# Without what needs a kubelet: none here is that old.
 OLDEST := $(NEXTEST) run --workspace -E "binary(=e2e) and not test(/^(installed|offline)::/)"
 # What cloudcore-prepull took in in every end-to-end test, played on the engine again: the same actions come out.
 REPLAY := PREPULL_REPLAY="$$PREPULL_E2E_LOGS" cargo test --workspace --test replay -- --nocapture the_recordings

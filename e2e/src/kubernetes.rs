@@ -95,7 +95,7 @@ impl Kubernetes {
         self.worker_on(name, None).await
     }
 
-    /// Adds a worker like [`Self::worker`], whose images are on a disk of their own with so many bytes.
+    /// Adds a worker like [`Self::worker`], whose images are on a disk of their own with `size` bytes.
     pub async fn worker_with_disk(&self, name: &str, size: u64) -> Result<Worker> {
         self.worker_on(name, Some(size)).await
     }

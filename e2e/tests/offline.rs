@@ -35,7 +35,7 @@ async fn pods_start_while_the_registry_is_off() -> Result<()> {
         cluster.job(name).images([image]).on(["edge-1"]).secret("default/shop").retries(3)
     };
 
-    // Pulled by nobody but the agent.
+    // Pulled by the agent alone.
     let plain = shop.seed(&Image::small("plain")?, "team/plain:v1")?;
     ahead("plain", &plain).completes().await?;
     // Pulled by the kubelet before, under another name.

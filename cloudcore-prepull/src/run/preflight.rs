@@ -2,7 +2,7 @@
 //! upgrade a definition or a right may be missing), and KubeEdge does not serve the same jobs.
 //!
 //! A standby makes the same check, and isn't available before it has passed: a rollout would otherwise end well with
-//! replicas of which none can lead.
+//! replicas none of which can lead.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::kube_api::kubeedge;
 use crate::kube_api::refusal::{FailureLog, explain};
 use crate::run::http::Readiness;
 
-/// The time between two checks of a leader. Short, because whoever applies what is missing waits for the effect.
+/// The time between two checks of a leader. Short, because the person who applies what is missing waits for the effect.
 const PERIOD: Duration = Duration::from_secs(2);
 /// The longest time between two checks of a standby. A rollout waits for it, but no edge does, and a standby may lack
 /// something for days while its leader works.

@@ -1,6 +1,6 @@
 //! The kubelet's records of pulls: they show whether it will ask the registry before pods may use an image on the node.
 //!
-//! By its default policy, `NeverVerifyPreloadedImages`, the kubelet lets any pod use an image of which it has no record.
+//! By its default policy, `NeverVerifyPreloadedImages`, the kubelet lets any pod use an image that it has no record of.
 //! Once it has one, it wants credentials for the very repository that the pod names, also for an image that we have pulled.
 //! We read these files and never write them: a record from us would vouch for credentials that the kubelet hasn't seen.
 
