@@ -35,12 +35,15 @@ required=(
   /lib/systemd/systemd:systemd # of a machine that a test boots in namespaces
   faketime:faketime
   flock:util-linux
+  mkfs.ext4:e2fsprogs # of a disk whose power a test cuts
+  perl:perl-base
   "$@"
 )
-# Nice to have: looking into a cluster by hand, linting these scripts.
+# Nice to have: looking into a cluster by hand, linting these scripts, power cuts on xfs as well.
 optional=(
   kubectl:kubernetes-client
   shellcheck:shellcheck
+  mkfs.xfs:xfsprogs
 )
 rust_needed=1.91
 

@@ -13,6 +13,7 @@
 //!    ├─ Cloud     cloudcore-prepull as its ServiceAccount, tokens, metrics
 //!    ├─ Front     in front of several Clouds: forwards edges to the one that is ready, as a Service does
 //!    ├─ EdgeNode  a containerd and an edgecore-prepull that has joined with a token
+//!    ├─ Disk      ext4 or xfs under a containerd, whose power can be cut
 //!    ├─ Person    kubectl prepull, with somebody's rights (services: how the API server finds a Cloud)
 //!    ├─ Prometheus  a real one, with the alerts and queries of manifests/monitoring
 //!    ├─ Machine   a systemd of its own, in namespaces, for what only an init shows
@@ -43,6 +44,7 @@ pub mod cleanup;
 pub mod cloud;
 pub mod cluster;
 pub mod demo;
+pub mod disk;
 pub mod fleet;
 pub mod flood;
 pub mod front;
@@ -83,6 +85,7 @@ pub mod prelude {
     pub use crate::cleanup::{SOON, eventually};
     pub use crate::cloud::Cloud;
     pub use crate::cluster::Cluster;
+    pub use crate::disk::Format;
     pub use crate::front::Front;
     pub use crate::images::{Image, MIB};
     pub use crate::intruder::{Intruder, Wire, refusal};

@@ -143,7 +143,7 @@ impl Drop for Place {
 }
 
 /// Unmounts everything below a directory: a containerd that was killed while it unpacked leaves a mount behind.
-fn unmount_below(dir: &Path) {
+pub(crate) fn unmount_below(dir: &Path) {
     let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let points = table.lines().filter_map(|line| line.split(' ').nth(4)).map(Path::new);
     let below: Vec<_> = points.filter(|point| point.starts_with(dir)).collect();

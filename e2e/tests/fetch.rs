@@ -27,7 +27,7 @@ impl Hand {
         Self::start_with(registry, Containerd::start_on("edge-1", disk)).await
     }
 
-    async fn start_with(
+    pub(crate) async fn start_with(
         registry: registry::Start,
         containerd: impl Future<Output = Result<Containerd>>,
     ) -> Result<Self> {

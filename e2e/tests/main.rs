@@ -44,6 +44,7 @@ mod partitions;
 mod pins;
 mod plugin;
 mod policies;
+mod power;
 mod pulls;
 mod rechecks;
 mod release_before;

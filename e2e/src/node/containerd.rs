@@ -2,6 +2,7 @@
 
 mod config;
 mod pins;
+mod unpacked;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -26,6 +27,7 @@ use tonic::Request;
 use tonic::transport::Channel;
 
 use crate::cleanup::{Child, SOON, eventually};
+use crate::disk::{Disk, Format};
 use crate::network::Space;
 use crate::parts;
 use crate::place::{HOSTS, Place};
@@ -42,6 +44,23 @@ pub struct Containerd {
     config: PathBuf,
     enter: Enter,
     process: Option<Child>,
+    disk: Option<Disk>,
+}
+
+/// What its data is on.
+enum Data {
+    /// The file system of the test.
+    Shared,
+    /// A tmpfs of so many bytes.
+    Memory(u64),
+    /// A disk whose power can be cut.
+    Disk(Format),
+}
+
+impl From<Option<u64>> for Data {
+    fn from(size: Option<u64>) -> Self {
+        size.map_or(Self::Shared, Self::Memory)
+    }
 }
 
 /// Where the process runs.
@@ -78,39 +97,43 @@ pub(crate) fn inside(init: u32, command: &Command) -> Command {
 impl Containerd {
     /// Starts a containerd for the node of this name.
     pub async fn start(name: &str) -> Result<Self> {
-        Self::start_as(name, None, false, None).await
+        Self::start_as(name, Data::Shared, false, None).await
     }
 
     /// Starts a containerd, with its data on a disk of so many bytes if one is given. The disk is removed with the place.
     pub async fn start_on(name: &str, disk: Option<u64>) -> Result<Self> {
-        Self::start_as(name, disk, false, None).await
+        Self::start_as(name, disk.into(), false, None).await
+    }
+
+    /// Starts a containerd with its data on a disk whose power can be cut.
+    pub async fn start_on_disk(name: &str, format: Format) -> Result<Self> {
+        Self::start_as(name, Data::Disk(format), false, None).await
     }
 
     /// Starts a containerd that removes layers from its content store once they are unpacked, as those of EKS, GKE and Talos
     /// do.
     pub async fn start_discarding(name: &str) -> Result<Self> {
-        Self::start_as(name, None, true, None).await
+        Self::start_as(name, Data::Shared, true, None).await
     }
 
     /// Starts a containerd like [`Self::start_on`], in a network namespace.
     pub(super) async fn start_in(name: &str, disk: Option<u64>, space: Option<Space>) -> Result<Self> {
-        Self::start_as(name, disk, false, space).await
+        Self::start_as(name, disk.into(), false, space).await
     }
 
-    async fn start_as(
-        name: &str,
-        disk: Option<u64>,
-        discards_layers: bool,
-        space: Option<Space>,
-    ) -> Result<Self> {
+    async fn start_as(name: &str, data: Data, discards_layers: bool, space: Option<Space>) -> Result<Self> {
         let place = Place::here()?;
         let dir = place.new_dir(name)?;
         let config = dir.join("config.toml");
         let enter = space.map_or(Enter::Here, Enter::Space);
-        let mut containerd = Self { place, name: name.to_owned(), dir, config, enter, process: None };
-        if let Some(size) = disk {
-            std::fs::create_dir_all(containerd.root())?;
-            containerd.mount(&format!("size={size}")).await?;
+        let mut containerd =
+            Self { place, name: name.to_owned(), dir, config, enter, process: None, disk: None };
+        let root = containerd.root();
+        std::fs::create_dir_all(&root)?;
+        match data {
+            Data::Shared => {}
+            Data::Memory(size) => containerd.mount(&format!("size={size}")).await?,
+            Data::Disk(format) => containerd.disk = Some(Disk::mount(format, &containerd.dir, &root).await?),
         }
         std::fs::create_dir_all(containerd.registry_hosts())?;
         containerd.place.share_registry_hosts()?;
@@ -133,7 +156,8 @@ impl Containerd {
         std::fs::write(etc.join("config.toml"), config::of_machine(sandbox)?)?;
         let config = PathBuf::from("/etc/containerd/config.toml");
         let (place, enter) = (Place::here()?, Enter::Machine(init));
-        let mut containerd = Self { place, name: name.to_owned(), dir, config, enter, process: None };
+        let mut containerd =
+            Self { place, name: name.to_owned(), dir, config, enter, process: None, disk: None };
         containerd.restart().await?;
         Ok(containerd)
     }
@@ -223,6 +247,19 @@ impl Containerd {
     /// Kills containerd with SIGKILL. Its data is kept.
     pub fn kill9(&mut self) -> Result<()> {
         self.process.take().map_or(Ok(()), |mut process| process.kill9())
+    }
+
+    /// Cuts the power of the disk, and kills containerd.
+    pub fn cut_power(&mut self) -> Result<()> {
+        self.disk.as_ref().context("this containerd is on no disk")?.cut_power()?;
+        self.kill9()
+    }
+
+    /// Starts containerd again with what was on the disk when the power was cut.
+    pub async fn power_on(&mut self) -> Result<()> {
+        self.disk.as_mut().context("this containerd is on no disk")?.power_on().await?;
+        std::fs::remove_dir_all(self.dir.join("state"))?;
+        self.restart().await
     }
 
     /// Process of containerd.

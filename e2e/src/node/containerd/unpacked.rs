@@ -1,0 +1,75 @@
+//! What layers were unpacked to, compared with the layers.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use containerd_client::services::v1::snapshots::snapshots_client::SnapshotsClient;
+use containerd_client::services::v1::snapshots::{RemoveSnapshotRequest, ViewSnapshotRequest};
+use serde_json::Value;
+use tonic::Request;
+
+use super::{Containerd, NAMESPACE};
+use crate::images::Image;
+use crate::parts;
+
+/// A snapshot that exists only while we look.
+const LOOK: &str = "prepull-e2e-look";
+
+impl Containerd {
+    /// Snapshots of layers that are unpacked, by name, the lowest first. The containerd must have one image.
+    pub async fn unpacked(&self) -> Result<Vec<String>> {
+        let snapshots = self.snapshots().await?;
+        let mut chain: Vec<String> = Vec::new();
+        let above = |below: &str| {
+            let mut done = snapshots.iter().filter(|(name, _)| name.starts_with("sha256:"));
+            done.find(|(_, (parent, _))| parent == below).map(|(name, _)| name.clone())
+        };
+        while let Some(next) = above(chain.last().map_or("", String::as_str)) {
+            chain.push(next);
+        }
+        Ok(chain)
+    }
+
+    /// Compares each unpacked layer with the layer of the image, file by file, and returns how many there are.
+    pub async fn check_unpacked(&self, image: &Image) -> Result<usize> {
+        let manifest: Value = serde_json::from_slice(&std::fs::read(image.blob_file(image.digest()))?)?;
+        let unpacked = self.unpacked().await?;
+        for (index, name) in unpacked.iter().enumerate() {
+            let digest = manifest["layers"][index]["digest"].as_str().context("too few layers")?;
+            let is = self.files_of(name).await?;
+            let expected = tempfile::tempdir_in(&self.dir)?;
+            let mut untar = Command::new("tar");
+            untar.arg("-xzf").arg(image.blob_file(digest)).arg("-C").arg(expected.path());
+            parts::output(untar).await?;
+            let compared = Command::new("diff").arg("-r").args([expected.path(), &is]).output()?;
+            let said = String::from_utf8_lossy(&compared.stdout);
+            ensure!(compared.status.success(), "layer {index} is not what is unpacked of it: {said}");
+        }
+        Ok(unpacked.len())
+    }
+
+    /// The directory that a layer was unpacked to.
+    async fn files_of(&self, snapshot: &str) -> Result<PathBuf> {
+        let mut snapshots = SnapshotsClient::new(self.channel().await?);
+        let (snapshotter, key) = ("overlayfs".to_owned(), LOOK.to_owned());
+        let view = ViewSnapshotRequest {
+            snapshotter: snapshotter.clone(),
+            key: key.clone(),
+            parent: snapshot.to_owned(),
+            ..ViewSnapshotRequest::default()
+        };
+        let mounts = snapshots.view(in_namespace(view)?).await?.into_inner().mounts;
+        snapshots.remove(in_namespace(RemoveSnapshotRequest { snapshotter, key })?).await?;
+        let mount = mounts.first().context("a view without a mount")?;
+        let lower = mount.options.iter().find_map(|option| option.strip_prefix("lowerdir="));
+        let top = lower.and_then(|lower| lower.split(':').next()).unwrap_or(&mount.source);
+        Ok(Path::new(top).to_owned())
+    }
+}
+
+fn in_namespace<T>(message: T) -> Result<Request<T>> {
+    let mut request = Request::new(message);
+    request.metadata_mut().insert("containerd-namespace", NAMESPACE.parse()?);
+    Ok(request)
+}
