@@ -2,6 +2,7 @@
 
 use prepull_e2e::prelude::*;
 use tokio::process::Child;
+use tokio::time::timeout;
 
 use crate::fetch::Hand;
 
@@ -20,6 +21,29 @@ async fn cut_power(hand: &mut Hand, pulling: Option<Child>) -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_power_cut_leaves_only_whole_layers() -> Result<()> {
+    for format in Format::all() {
+        let mut hand = hand_on(format).await?;
+        let (image, reference) = hand.image("power", &[4 * MIB, 16 * MIB])?;
+        hand.link.throttle(Some(2 * MIB));
+        let pulling = hand.pull(&[&reference])?.spawn()?;
+        eventually("the lower layer is unpacked", SOON, async || {
+            ensure!(hand.containerd.unpacked().await?.len() == 1, "not yet");
+            Ok(())
+        })
+        .await?;
+        cut_power(&mut hand, Some(pulling)).await?;
+        hand.containerd.check_unpacked(&image).await.with_context(|| format!("{format:?}"))?;
+        ensure!(!hand.containerd.has_image(&reference).await?, "it was never there as a whole");
+
+        hand.link.throttle(None);
+        hand.pulls(&[&reference]).await.with_context(|| format!("{format:?}: the next pull"))?;
+        assert_eq!(hand.containerd.check_unpacked(&image).await?, 2, "{format:?}: the next pull");
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn what_was_reported_survives_a_power_cut() -> Result<()> {
     for format in Format::all() {
         let mut hand = hand_on(format).await?;
@@ -28,6 +52,27 @@ async fn what_was_reported_survives_a_power_cut() -> Result<()> {
         cut_power(&mut hand, None).await?;
         ensure!(hand.containerd.image_status(&reference).await?.is_some(), "{format:?}: it is gone");
         assert_eq!(hand.containerd.check_unpacked(&image).await?, 2, "{format:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_image_with_a_record_is_whole() -> Result<()> {
+    for format in Format::all() {
+        let mut hand = hand_on(format).await?;
+        let (image, reference) = hand.image("recorded", &[MIB, 32 * MIB])?;
+        let pulling = hand.pull(&[&reference])?.spawn()?;
+        // Without a pause: what follows the record takes milliseconds.
+        let recorded = async {
+            while !hand.containerd.has_image(&reference).await? {}
+            Ok::<_, anyhow::Error>(())
+        };
+        timeout(SOON, recorded).await.context("no record")??;
+        cut_power(&mut hand, Some(pulling)).await?;
+        let unpacked = hand.containerd.check_unpacked(&image).await.with_context(|| format!("{format:?}"))?;
+        assert_eq!(unpacked, 2, "{format:?}");
+        let said = hand.pulls(&[&reference]).await?;
+        ensure!(said.contains("1 already there"), "{format:?}: {said}");
     }
     Ok(())
 }

@@ -42,6 +42,7 @@ pub mod images {
     pub(crate) mod containerd;
     pub mod fetch;
     pub(crate) mod filesystem;
+    pub(crate) mod flushes;
     pub(crate) mod kubelet;
     pub mod providers;
     pub mod puller;

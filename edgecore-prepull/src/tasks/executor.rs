@@ -8,7 +8,6 @@
 mod board;
 mod conclusion;
 mod control;
-mod flushes;
 mod image;
 mod leftovers;
 mod locks;

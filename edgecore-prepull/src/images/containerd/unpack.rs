@@ -1,10 +1,12 @@
 //! Unpacking a layer with containerd's own Snapshots and Diff services, as its client does.
 //!
 //! ```text
-//!  Prepare (key, parent) ─▶ mounts ─▶ Apply (layer, mounts) ─▶ digest of what was unpacked ─▶ Commit (chain)
+//!  Prepare (key, parent) ─▶ mounts ─▶ Apply (layer, mounts) ─▶ digest ─▶ flushed to the disk ─▶ Commit (chain)
 //! ```
 //!
-//! containerd mounts and unpacks; nothing of it is done here.
+//! containerd mounts and unpacks; nothing of it is done here. What is committed counts as present from then on, and
+//! containerd flushes that record at once. So the files must be on the disk before: a power cut in between leaves a
+//! snapshot with empty files, which no later pull would replace.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -69,17 +71,19 @@ impl Unpacker {
         }
     }
 
-    /// Unpacks a layer on top of its parent, and keeps it by the lease. That somebody else was faster is no error. Nobody
-    /// else in this process may unpack the same chain meanwhile.
+    /// Unpacks a layer on top of its parent, and keeps it by the lease. `flush` is what containerd leaves to us: it brings
+    /// what was unpacked to the disk, or the layer isn't committed. That somebody else was faster is no
+    /// error. Nobody else in this process may unpack the same chain meanwhile.
     pub(crate) async fn unpack(
         &self,
         unpack: Unpack<'_>,
         lease: &MetadataValue<Ascii>,
+        flush: impl Future<Output = Result<(), Status>>,
     ) -> Result<(), Status> {
         // What an earlier attempt has left under this key is not continued, but replaced.
         let key = format!("extract-prepull {}", unpack.chain_id);
         let Some(mounts) = self.prepare(unpack, &key, lease).await? else { return Ok(()) };
-        let unpacked = self.apply_and_commit(unpack, &key, mounts, lease).await;
+        let unpacked = self.apply_and_commit(unpack, &key, mounts, lease, flush).await;
         if unpacked.is_err() {
             let _ = self.remove(unpack.snapshotter, &key).await;
         }
@@ -124,8 +128,11 @@ impl Unpacker {
         key: &str,
         mounts: Vec<Mount>,
         lease: &MetadataValue<Ascii>,
+        flush: impl Future<Output = Result<(), Status>>,
     ) -> Result<(), Status> {
-        let request = ApplyRequest { diff: Some(to_wire(unpack.layer)), mounts, ..ApplyRequest::default() };
+        let diff = Some(to_wire(unpack.layer));
+        // Releases before 2.0 don't know `sync_fs`, and pass over it.
+        let request = ApplyRequest { diff, mounts, sync_fs: true, ..ApplyRequest::default() };
         let answer = answer_within(APPLY_PATIENCE, self.diff.clone().apply(leased(request, lease))).await?;
         let digest = answer.applied.map(|applied| applied.digest).unwrap_or_default();
         if digest != unpack.diff_id {
@@ -135,6 +142,7 @@ impl Unpacker {
                 layer.digest
             )));
         }
+        flush.await?;
         let request = CommitSnapshotRequest {
             snapshotter: unpack.snapshotter.to_owned(),
             name: unpack.chain_id.to_owned(),

@@ -60,7 +60,8 @@ async fn unpack(
         return Ok(());
     }
     let unpack = Unpack { snapshotter: &facts.snapshotter, layer, parent, diff_id, chain_id };
-    fetcher.unpacker.unpack(unpack, lease).await
+    let flush = async { if facts.flushes_layers { Ok(()) } else { fetcher.flush(facts).await } };
+    fetcher.unpacker.unpack(unpack, lease, flush).await
 }
 
 async fn wait_for(arrived: &Arrived, blob: &Descriptor) {

@@ -1,6 +1,7 @@
 //! What a fetch consists of: how much is there, whether there is room for the rest, and the download.
 
 use std::convert::Infallible;
+use std::io;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +13,9 @@ use prepull_api::task::Bytes;
 use prepull_registry::manifest::{Descriptor, MAX_MANIFEST};
 use prepull_registry::{Proxies, RegistryClient, Repository, Settings as ClientSettings};
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
+use tokio::task::spawn_blocking;
 use tokio::time::sleep;
+use tonic::Status;
 
 use super::FetchSettings;
 use super::ahead::{Arrived, unpack_ahead};
@@ -30,6 +33,8 @@ use crate::by_key::ByKey;
 use crate::images::containerd::{
     BlobKind, Containerd, ContentLabels, ContentStore, ContentWriter, ImageRecords, Leases, Unpacker,
 };
+use crate::images::filesystem::flush_filesystem;
+use crate::images::flushes::Flushes;
 use crate::images::puller::{ErrorClass, ProgressSink, PullError};
 use crate::images::rate::Bucket;
 use crate::images::runtime::RuntimeEndpoint;
@@ -66,6 +71,7 @@ pub(super) struct Fetcher {
     pub(super) flights: Flights,
     /// What is being unpacked, by the name of its snapshot.
     pub(super) chains: ByKey<AsyncMutex<()>>,
+    flushes: Flushes,
     pub(super) downloads: Downloads,
     pub(super) streams: Semaphore,
     /// The client that was needed last.
@@ -95,6 +101,7 @@ impl Fetcher {
             bucket: Bucket::new(settings.max_rate),
             flights: Flights::default(),
             chains: ByKey::default(),
+            flushes: Flushes::default(),
             downloads: Downloads::default(),
             streams: Semaphore::new(STREAMS_OF_NODE),
             client: Mutex::default(),
@@ -176,9 +183,8 @@ impl Fetcher {
         let before = self.downloads.before(layers, repository);
         let (content, images) = (facts.root.clone(), facts.image_root.clone());
         // statvfs may block for long if the file system's server is dead.
-        let read = tokio::task::spawn_blocking(move || {
-            Ok::<_, std::io::Error>((Disk::read(&content)?, Disk::read(&images)?))
-        });
+        let read =
+            spawn_blocking(move || Ok::<_, std::io::Error>((Disk::read(&content)?, Disk::read(&images)?)));
         let Ok(Ok((content, images))) = read.await else {
             tracing::warn!(root = %facts.root.display(), "the runtime's disk cannot be read, so that nobody knows whether the image fits (if the agent runs in a container, mount it there at the same path)");
             return Ok(());
@@ -248,6 +254,20 @@ impl Fetcher {
         };
         report();
         ended.map(|((), _, unpacked)| unpacked)
+    }
+
+    /// Brings all that was unpacked before this call to the disk.
+    pub(super) async fn flush(&self, facts: &Facts) -> Result<(), Status> {
+        let flush = async {
+            let root = facts.image_root.clone();
+            let flushed = spawn_blocking(move || flush_filesystem(&root)).await;
+            flushed.map_err(io::Error::other).flatten()
+        };
+        self.flushes.cover(flush).await.map_err(|error| {
+            let root = facts.image_root.display();
+            tracing::warn!(%root, %error, "the runtime's disk cannot be flushed; a containerd before 2.0 has to unpack by itself then (if the agent runs in a container, mount the disk there at the same path)");
+            Status::failed_precondition(format!("cannot flush the file system of {root}: {error}"))
+        })
     }
 
     /// Counts bytes that have arrived.

@@ -67,6 +67,12 @@ impl<P: Puller> Fetching<P> {
         snapshot: &str,
     ) -> Result<bool, Status> {
         let fetcher = &self.fetcher;
+        // What has a record counts as present, and a power cut may follow at once. Layers that we have unpacked are on the
+        // disk. Blobs, and layers of another's pull, may not be.
+        let flushed = fetcher.flush(facts).await;
+        if !facts.flushes_layers {
+            flushed?;
+        }
         let of_config = of_unpacked(&facts.snapshotter, snapshot);
         let documents = image.documents.iter().map(|document| (&document.blob.digest, &document.labels));
         // A document that was there before lacks this repository among the places that it is from. Layers have all that

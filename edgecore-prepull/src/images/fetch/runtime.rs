@@ -42,6 +42,8 @@ pub(super) struct Facts {
     pub(super) snapshotter: String,
     /// Whether layers are removed from the content store once they are unpacked.
     pub(super) discards_layers: bool,
+    /// Whether the runtime flushes a layer that it has unpacked to the disk when it's asked for that.
+    pub(super) flushes_layers: bool,
     /// Where images are unpacked.
     pub(super) image_root: PathBuf,
     /// containerd's directory, below which the content store is.
@@ -102,7 +104,8 @@ impl Runtime {
             None => file::read(self.config_file().await).await,
         };
         let (hosts_dirs, discards_layers) = hosts_dirs(hosts_dir, registries)?;
-        Ok(Facts { hosts_dirs, snapshotter, discards_layers, image_root, root })
+        let flushes_layers = flushes_layers(&version.runtime_version, &snapshotter);
+        Ok(Facts { hosts_dirs, snapshotter, discards_layers, flushes_layers, image_root, root })
     }
 
     async fn image_root(&self) -> Result<PathBuf, Stop> {
@@ -121,6 +124,13 @@ impl Runtime {
     async fn ask<T>(&self, question: impl Future<Output = Result<Response<T>, Status>>) -> Result<T, Stop> {
         Ok(ask(&self.endpoint, "", question).await?)
     }
+}
+
+/// Whether a containerd of this version obeys `sync_fs` with this snapshotter. Releases from 2.0 on do so for overlay and
+/// bind mounts.
+fn flushes_layers(version: &str, snapshotter: &str) -> bool {
+    let major = version.trim_start_matches('v').split('.').next().and_then(|major| major.parse().ok());
+    major.is_some_and(|major: u32| major >= 2) && ["overlayfs", "native"].contains(&snapshotter)
 }
 
 /// The directories of the registry hosts, and whether the runtime discards layers.
@@ -199,6 +209,21 @@ mod tests {
         let old = Registries { has_old_settings: true, ..path("") };
         assert!(matches!(dirs(None, Some(old.clone())), Err(Stop::StepBack(_))));
         assert_eq!(dirs(Some("/c"), Some(old)).unwrap(), paths(&["/c"]));
+    }
+
+    #[test]
+    fn containerd_2_flushes_what_it_mounts_itself() {
+        for (version, snapshotter, expected) in [
+            ("1.6.20~ds1", "overlayfs", false),
+            ("v1.7.24", "overlayfs", false),
+            ("v2.0.0", "overlayfs", true),
+            ("2.1.9+ds1", "native", true),
+            ("2.1.9", "devmapper", false),
+            ("", "overlayfs", false),
+            ("devel", "overlayfs", false),
+        ] {
+            assert_eq!(flushes_layers(version, snapshotter), expected, "{version} {snapshotter}");
+        }
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! Pulling of single images: attempts, backoff, and the limits that all tasks of the node share.
 
+use std::convert::Infallible;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
+use futures::FutureExt;
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{Bytes, ImageOutcome, ImageResult, ImageTask, PullPolicy, TaskId};
 use prepull_api::wire::{Key, truncate_reason};
@@ -13,13 +15,13 @@ use tokio::time::{sleep, timeout};
 
 use super::board::ImageBoard;
 use super::control::{TaskControl, current_key};
-use super::flushes::Flushes;
 use super::leftovers::Wanted;
 use super::locks::{RecentPull, ReferenceLocks};
 use super::login::pull_with_key;
 use super::pinning::pin;
 use super::window::{Wall, wait_for_other_verification, wait_until};
 use crate::backoff::{self, Backoff};
+use crate::images::flushes::Flushes;
 use crate::images::providers::Providers;
 use crate::images::puller::{ErrorClass, Present, PullError, PullTerms, Pulled, Puller};
 use crate::images::rate::Bucket;
@@ -275,7 +277,7 @@ impl<P: Puller> ImagePulls<P> {
                 // The disk of this image, and the link for the next one.
                 drop((of_task, of_node));
                 // Before anybody learns of it: what is reported as pulled must outlive a power cut.
-                self.flushes.cover(self.puller.flush()).await;
+                let Ok(()) = self.flushes.cover(self.puller.flush().map(Ok::<_, Infallible>)).await;
                 *recent = Some(RecentPull::new(&key, &pulled));
                 Ok(Some(just_pulled(pulled)))
             }

@@ -1,4 +1,4 @@
-//! Flushes that images share: one that begins after an image was pulled covers that image, whoever asked for it.
+//! Flushes that images share: one that begins after an image or a layer was unpacked covers it, whoever asked for it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,7 +6,7 @@ use tokio::sync::Mutex;
 
 /// One flush of the image file system at a time.
 #[derive(Debug, Default)]
-pub(super) struct Flushes {
+pub(crate) struct Flushes {
     /// Number of the flush that was begun last.
     begun: AtomicU64,
     /// Number of the flush that has ended last. Held while one runs.
@@ -14,23 +14,25 @@ pub(super) struct Flushes {
 }
 
 impl Flushes {
-    /// Returns once a flush has ended that began after this call. Makes it if nobody else does.
-    pub(super) async fn cover(&self, flush: impl Future<Output = ()>) {
+    /// Returns once a flush has ended well that began after this call. Makes it if nobody else does.
+    pub(crate) async fn cover<E>(&self, flush: impl Future<Output = Result<(), E>>) -> Result<(), E> {
         let earlier = self.begun.load(Ordering::Relaxed);
         let mut ended = self.ended.lock().await;
         if *ended > earlier {
-            return;
+            return Ok(());
         }
         // Only who holds the lock counts.
         let number = self.begun.load(Ordering::Relaxed) + 1;
         self.begun.store(number, Ordering::Relaxed);
-        flush.await;
+        flush.await?;
         *ended = number;
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
     use std::time::Duration;
 
     use tokio::time::{Instant, sleep};
@@ -44,35 +46,52 @@ mod tests {
         let flush = || async {
             made.fetch_add(1, Ordering::Relaxed);
             sleep(Duration::from_secs(10)).await;
+            Ok::<_, Infallible>(())
         };
         let begun = Instant::now();
         let come = |after| {
             let (flushes, flush) = (&flushes, &flush);
             async move {
                 sleep(Duration::from_secs(after)).await;
-                flushes.cover(flush()).await;
+                let Ok(()) = flushes.cover(flush()).await;
                 begun.elapsed().as_secs()
             }
         };
         let covered = futures::future::join_all([0, 1, 2, 9].map(come)).await;
         assert_eq!((covered, made.load(Ordering::Relaxed)), (vec![10, 20, 20, 20], 2));
-        flushes.cover(flush()).await;
+        let Ok(()) = flushes.cover(flush()).await;
         assert_eq!((begun.elapsed().as_secs(), made.load(Ordering::Relaxed)), (30, 3));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_flush_that_was_given_up_covers_nobody() {
         let flushes = Flushes::default();
-        let flush = || async { sleep(Duration::from_secs(10)).await };
+        let flush = || async {
+            sleep(Duration::from_secs(10)).await;
+            Ok::<_, Infallible>(())
+        };
         let begun = Instant::now();
         let given_up = tokio::time::timeout(Duration::from_secs(3), flushes.cover(flush()));
         let waits = async {
             sleep(Duration::from_secs(1)).await;
-            flushes.cover(flush()).await;
+            let Ok(()) = flushes.cover(flush()).await;
             begun.elapsed().as_secs()
         };
         let (given_up, covered) = tokio::join!(given_up, waits);
         assert!(given_up.is_err());
         assert_eq!(covered, 13);
+    }
+
+    #[tokio::test]
+    async fn a_failed_flush_covers_nobody() {
+        let flushes = Flushes::default();
+        let flush = |made: Result<(), &'static str>| {
+            flushes.cover(async move {
+                tokio::task::yield_now().await;
+                made
+            })
+        };
+        let made = tokio::join!(flush(Err("first")), flush(Err("second")), flush(Ok(())));
+        assert_eq!(made, (Err("first"), Err("second"), Ok(())));
     }
 }
