@@ -76,3 +76,49 @@ async fn an_image_with_a_record_is_whole() -> Result<()> {
     }
     Ok(())
 }
+
+#[tokio::test]
+async fn power_cuts_between_blobs_are_survived() -> Result<()> {
+    for format in Format::all() {
+        let mut hand = hand_on(format).await?;
+        let (image, reference) = hand.image("blobs", &[MIB / 16, MIB, MIB / 16, 2 * MIB])?;
+        hand.link.throttle(Some(4 * MIB));
+        for cut in 1..=7 {
+            let known = async || Ok::<_, anyhow::Error>(hand.containerd.content_labels().await?.len());
+            let before = known().await?;
+            let mut pulling = hand.pull(&[&reference])?.spawn()?;
+            // Without a pause: containerd has just moved the file of the blob, and that isn't on the disk yet.
+            let arrived = async {
+                while known().await? <= before {}
+                Ok::<_, anyhow::Error>(())
+            };
+            tokio::select! {
+                arrived = timeout(SOON, arrived) => arrived.context("no further blob")??,
+                _ = pulling.wait() => {}
+            }
+            cut_power(&mut hand, Some(pulling)).await?;
+            let whole = hand.containerd.check_unpacked(&image).await;
+            whole.with_context(|| format!("{format:?}, cut {cut}"))?;
+        }
+        hand.link.throttle(None);
+        hand.pulls(&[&reference]).await.with_context(|| format!("{format:?}: the last pull"))?;
+        assert_eq!(hand.containerd.check_unpacked(&image).await?, 4, "{format:?}: the last pull");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_blob_without_its_file_is_replaced() -> Result<()> {
+    let hand = Hand::start().await?;
+    let (image, reference) = hand.image("no-file", &[MIB, MIB])?;
+    hand.pulls(&[&reference]).await?;
+    let store = hand.containerd.root().join("io.containerd.content.v1.content/blobs/sha256");
+    let files: Vec<_> =
+        image.blobs().iter().map(|blob| store.join(blob.trim_start_matches("sha256:"))).collect();
+    for file in &files {
+        std::fs::remove_file(file)?;
+    }
+    hand.pulls(&[&reference]).await?;
+    ensure!(files.iter().all(|file| file.exists()), "containerd has records without files");
+    Ok(())
+}

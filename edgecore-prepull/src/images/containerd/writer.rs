@@ -13,7 +13,10 @@
 use std::time::Duration;
 
 use containerd_client::services::v1::content_client::ContentClient;
-use containerd_client::services::v1::{AbortRequest, WriteAction, WriteContentRequest, WriteContentResponse};
+use containerd_client::services::v1::{
+    AbortRequest, DeleteContentRequest, ReadContentRequest, WriteAction, WriteContentRequest,
+    WriteContentResponse,
+};
 use futures::stream;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -114,7 +117,40 @@ impl ContentWriter {
     }
 
     /// Opens a blob for writing. `None` if it is there: then the lease keeps it from now on.
+    ///
+    /// containerd flushes its record of a blob, and not the directory that the blob's file was moved to. After a power cut
+    /// it may know of a blob whose file is lost, and fail each pull that needs it. Such a record is deleted here.
     pub(crate) async fn open(
+        &self,
+        blob: &Blob,
+        lease: &MetadataValue<Ascii>,
+    ) -> Result<Option<PartialBlob>, WriteError> {
+        let opened = self.open_unless_known(blob, lease).await?;
+        if opened.is_some() || !self.has_lost_file(blob).await {
+            return Ok(opened);
+        }
+        tracing::warn!(
+            blob = blob.digest,
+            "the file of a blob is lost, perhaps in a power cut; it is fetched again"
+        );
+        let request = namespaced(DeleteContentRequest { digest: blob.digest.clone() });
+        match timeout(ABORT_PATIENCE, self.content.clone().delete(request)).await {
+            Ok(Err(status)) if status.code() != Code::NotFound => return Err(explain(status, &blob.digest)),
+            Ok(_) => {}
+            Err(_) => return Err(WriteError::Silent(ABORT_PATIENCE)),
+        }
+        self.open_unless_known(blob, lease).await
+    }
+
+    /// Whether there is no file of a blob that the store has a record of.
+    async fn has_lost_file(&self, blob: &Blob) -> bool {
+        let request = namespaced(ReadContentRequest { digest: blob.digest.clone(), offset: 0, size: 1 });
+        let mut content = self.content.clone();
+        let read = async { content.read(request).await?.into_inner().message().await };
+        matches!(timeout(OPEN_PATIENCE, read).await, Ok(Err(status)) if status.code() == Code::NotFound)
+    }
+
+    async fn open_unless_known(
         &self,
         blob: &Blob,
         lease: &MetadataValue<Ascii>,
