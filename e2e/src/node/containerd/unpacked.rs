@@ -57,7 +57,8 @@ impl Containerd {
             snapshotter: snapshotter.clone(),
             key: key.clone(),
             parent: snapshot.to_owned(),
-            ..ViewSnapshotRequest::default()
+            // Without it, garbage collection takes the view at once.
+            labels: [("containerd.io/gc.root".to_owned(), "look".to_owned())].into(),
         };
         let mounts = snapshots.view(in_namespace(view)?).await?.into_inner().mounts;
         snapshots.remove(in_namespace(RemoveSnapshotRequest { snapshotter, key })?).await?;
