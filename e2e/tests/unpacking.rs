@@ -1,6 +1,8 @@
 //! Layers are unpacked while others still arrive.
 
 use prepull_e2e::prelude::*;
+use prepull_e2e::proxy::Record;
+use tokio::time::timeout;
 
 use crate::fetch::{Hand, said};
 
@@ -15,6 +17,12 @@ async fn layers_are_unpacked(hand: &Hand, layers: usize) -> Result<()> {
         "{snapshots:?}"
     );
     Ok(())
+}
+
+/// Requests of the runtime: only it asks for a digest in this way, when it has to go on.
+fn asked_by_runtime(hand: &Hand) -> Vec<Record> {
+    let asked = hand.link.records().into_iter().filter(|record| record.method == "HEAD");
+    asked.filter(|record| record.path.contains("/manifests/sha256:")).collect()
 }
 
 #[tokio::test]
@@ -61,12 +69,39 @@ async fn what_is_half_unpacked_when_agent_or_runtime_are_killed_is_gone_after_th
         hand.link.throttle(None);
         let output = pulling.wait_with_output().await?;
         ensure!(output.status.success(), "{}", said(&output));
-        // Only the runtime asks for a digest in this way, when it has to go on.
-        let asked = hand.link.records().into_iter().filter(|record| record.method == "HEAD");
-        let by_runtime: Vec<_> = asked.filter(|record| record.path.contains("/manifests/sha256:")).collect();
+        let by_runtime = asked_by_runtime(&hand);
         ensure!(by_runtime.is_empty(), "killed {killed}: {by_runtime:?}");
         // containerd clears away in its own time what no lease holds any more.
         eventually("nothing half is left", SOON, async || layers_are_unpacked(&hand, unpacked).await).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn processes_unpack_beside_each_other() -> Result<()> {
+    for second in ["same", "other"] {
+        let hand = Hand::start().await?;
+        let (image, reference) = hand.image(&format!("beside-{second}"), &[160 * MIB, MIB])?;
+        // One reference has one lease for both; an agent beside a pull by hand has another one, as another reference has.
+        let other = match second {
+            "same" => reference.clone(),
+            _ => hand.registry.seed(&image, "team/another:v1")?,
+        };
+        let first = hand.pull(&[&reference])?.spawn()?;
+        let begun = async {
+            while !hand.containerd.snapshots().await?.keys().any(|name| name.starts_with(HALF)) {}
+            Ok::<_, anyhow::Error>(())
+        };
+        timeout(SOON, begun).await.context("nothing is unpacked")??;
+        let second = hand.pull(&[&other])?.spawn()?;
+        let (first, second) = tokio::try_join!(first.wait_with_output(), second.wait_with_output())?;
+        for output in [first, second] {
+            ensure!(output.status.success(), "{}", said(&output));
+        }
+        let by_runtime = asked_by_runtime(&hand);
+        ensure!(by_runtime.is_empty(), "{by_runtime:?}");
+        eventually("nothing half is left", SOON, async || layers_are_unpacked(&hand, 2).await).await?;
+        assert_eq!(hand.containerd.check_unpacked(&image).await?, 2);
     }
     Ok(())
 }

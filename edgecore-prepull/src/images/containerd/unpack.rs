@@ -9,7 +9,7 @@
 //! snapshot with empty files, which no later pull would replace.
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use containerd_client::services::v1::content_client::ContentClient;
 use containerd_client::services::v1::diff_client::DiffClient;
@@ -21,6 +21,7 @@ use containerd_client::services::v1::{ApplyRequest, Info, UpdateRequest};
 use containerd_client::types::Mount;
 use prepull_registry::manifest::Descriptor;
 use prost_types::FieldMask;
+use ring::rand::{SecureRandom, SystemRandom};
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
@@ -29,6 +30,8 @@ use super::leases::leased;
 use super::namespace::{answer_within, namespaced};
 use super::to_wire;
 
+/// Names of snapshots that are being unpacked begin like this.
+const EXTRACTION: &str = "extract-";
 /// Label of a snapshot with its own name, which containerd's client sets.
 const SNAPSHOT_LABEL: &str = "containerd.io/snapshot.ref";
 /// Annotations of a layer that become labels of its snapshot begin like this.
@@ -72,16 +75,14 @@ impl Unpacker {
     }
 
     /// Unpacks a layer on top of its parent, and keeps it by the lease. `flush` is what containerd leaves to us: it brings
-    /// what was unpacked to the disk, or the layer isn't committed. That somebody else was faster is no
-    /// error. Nobody else in this process may unpack the same chain meanwhile.
+    /// what was unpacked to the disk, or the layer isn't committed. That another process was faster is no error.
     pub(crate) async fn unpack(
         &self,
         unpack: Unpack<'_>,
         lease: &MetadataValue<Ascii>,
         flush: impl Future<Output = Result<(), Status>>,
     ) -> Result<(), Status> {
-        // What an earlier attempt has left under this key is not continued, but replaced.
-        let key = format!("extract-prepull {}", unpack.chain_id);
+        let key = extraction_key(unpack.chain_id);
         let Some(mounts) = self.prepare(unpack, &key, lease).await? else { return Ok(()) };
         let unpacked = self.apply_and_commit(unpack, &key, mounts, lease, flush).await;
         if unpacked.is_err() {
@@ -97,27 +98,16 @@ impl Unpacker {
         key: &str,
         lease: &MetadataValue<Ascii>,
     ) -> Result<Option<Vec<Mount>>, Status> {
-        let prepare = || async {
-            let request = PrepareSnapshotRequest {
-                snapshotter: unpack.snapshotter.to_owned(),
-                key: key.to_owned(),
-                parent: unpack.parent.unwrap_or_default().to_owned(),
-                labels: labels(unpack),
-            };
-            let answer =
-                answer_within(PATIENCE, self.snapshots.clone().prepare(leased(request, lease))).await;
-            answer.map(|answer| answer.mounts)
+        let request = PrepareSnapshotRequest {
+            snapshotter: unpack.snapshotter.to_owned(),
+            key: key.to_owned(),
+            parent: unpack.parent.unwrap_or_default().to_owned(),
+            labels: labels(unpack),
         };
-        match prepare().await {
-            Ok(mounts) => Ok(Some(mounts)),
-            Err(status) if status.code() == Code::AlreadyExists => {
-                match self.remove(unpack.snapshotter, key).await {
-                    Ok(()) => prepare().await.map(Some),
-                    // Snapshotters say so of the snapshot itself, too.
-                    Err(status) if status.code() == Code::NotFound => Ok(None),
-                    Err(status) => Err(status),
-                }
-            }
+        match answer_within(PATIENCE, self.snapshots.clone().prepare(leased(request, lease))).await {
+            Ok(answer) => Ok(Some(answer.mounts)),
+            // Of the snapshot of the chain: the key is new.
+            Err(status) if status.code() == Code::AlreadyExists => Ok(None),
             Err(status) => Err(status),
         }
     }
@@ -167,6 +157,17 @@ impl Unpacker {
         let request = RemoveSnapshotRequest { snapshotter: snapshotter.to_owned(), key: key.to_owned() };
         answer_within(PATIENCE, self.snapshots.clone().remove(namespaced(request))).await.map(drop)
     }
+}
+
+/// A name for a layer while it's unpacked, as containerd's client makes one. Another process may unpack the same chain: with
+/// one name for both, each would remove or commit what the other is still filling. What a killed process leaves goes with
+/// its lease.
+fn extraction_key(chain_id: &str) -> String {
+    let mut random = [0; 4];
+    // Where the system has no random bytes, the time has to do.
+    let _ = SystemRandom::new().fill(&mut random);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    format!("{EXTRACTION}{}-{:08x} {chain_id}", now.subsec_nanos(), u32::from_le_bytes(random))
 }
 
 /// The labels that containerd's client gives to a snapshot.

@@ -61,7 +61,11 @@ async fn unpack(
     }
     let unpack = Unpack { snapshotter: &facts.snapshotter, layer, parent, diff_id, chain_id };
     let flush = async { if facts.flushes_layers { Ok(()) } else { fetcher.flush(facts).await } };
-    fetcher.unpacker.unpack(unpack, lease, flush).await
+    match fetcher.unpacker.unpack(unpack, lease, flush).await {
+        // Another process that has the same lease was faster, and has released it: ours went with it.
+        Err(_) if is_unpacked().await => Ok(()),
+        unpacked => unpacked,
+    }
 }
 
 async fn wait_for(arrived: &Arrived, blob: &Descriptor) {
