@@ -44,6 +44,9 @@ pub(crate) struct Check {
     unread: BTreeSet<(JobUid, NodeName, u64)>,
     /// The references of each task that was dispatched.
     references: BTreeMap<(NodeName, TaskId), Vec<String>>,
+    /// Jobs of which the leader has heard since the last flush that they are cancelled: what it did before it heard so comes
+    /// out of the next one.
+    just_cancelled: BTreeSet<JobUid>,
     /// The phase of each node in the write that began last.
     emitted: BTreeMap<(JobUid, NodeName), NodePhase>,
     /// Attempt and phase of each node, as the leader of the time wrote them last.
@@ -97,6 +100,11 @@ fn deadline(spec: &ImagePrePullJobSpec, start: u64) -> u64 {
 impl Check {
     pub(crate) fn new(duplicates: bool) -> Self {
         Self { duplicates, ..Self::default() }
+    }
+
+    /// All that the leader has heard has come out.
+    pub(crate) fn flushed(&mut self) {
+        self.just_cancelled.clear();
     }
 
     /// `unread`: the write is one of a killed cloudcore, and the leader had read the object before it. The leader does

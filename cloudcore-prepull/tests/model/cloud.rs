@@ -16,7 +16,6 @@ use prepull_engine::shared::outcomes::{DispatchOutcome, WriteOutcome};
 use prepull_engine::shared::session::{SessionEvent, SessionId};
 
 use crate::api::Refused;
-use crate::check::Check;
 use crate::trace::{brief, shown, told};
 use crate::world::{World, at};
 
@@ -248,6 +247,7 @@ impl World {
             self.act(action);
         }
         self.cloud.nodes_gone.clear();
+        self.check.flushed();
         // A write of this flush may still be made before that.
         self.cloud.stirred += u64::from(self.cloud.stirred != before);
         let due = self.cloud.controller.next_wakeup();
@@ -276,7 +276,7 @@ impl World {
             }
             Action::Dispatch(order) => {
                 self.log(|| format!("  dispatch {}/{} to {}", order.job.uid, order.attempt, order.node));
-                Check::dispatched(&self.api, &order);
+                self.check.dispatched(&self.api, &order);
                 self.cloud.dispatches.push((order, self.now));
             }
             Action::Write { job, version, content, .. } => {

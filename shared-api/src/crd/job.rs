@@ -38,6 +38,9 @@ use super::status::ImagePrePullJobStatus;
     printcolumn = r#"{"name":"Reason","type":"string","priority":1,"jsonPath":".status.reason"}"#
 )]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!has(oldSelf.cancel) || !oldSelf.cancel || (has(self.cancel) && self.cancel)").message("cancel cannot be taken back: create a new job")
+)]
 pub struct ImagePrePullJobSpec {
     /// What to pull, on which nodes, and how.
     #[serde(default)]
@@ -49,6 +52,11 @@ pub struct ImagePrePullJobSpec {
     /// While this is true, no further node starts; nodes that have started finish.
     #[serde(default, skip_serializing_if = "is_false")]
     pub suspend: bool,
+    /// Ends the job for good: running pulls are stopped, no further node starts, suspended or not, and the job becomes a
+    /// Failure with the reason Cancelled. It can't be taken back, and no round or re-check begins any more. A job that has
+    /// ended keeps its phase. Default false.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub cancel: bool,
     /// How long the whole job may take, in seconds. When the time is up, running pulls are stopped, no further node
     /// starts, and the job becomes a Failure. The time counts from the start over all rounds, and from zero again when a
     /// suspension ends, as in a Kubernetes Job, or when another round is asked for after the end.

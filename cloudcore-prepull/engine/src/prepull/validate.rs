@@ -84,9 +84,12 @@ pub struct ValidatedJob {
 
 /// The fields of a job that are about its course alone. All of them may change while the job runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools)] // the fields of the API
 pub struct RunPolicy {
     /// Whether no further node may start.
     pub suspend: bool,
+    /// Whether the job ends now.
+    pub cancel: bool,
     /// How long the whole job may take.
     pub active_deadline: Option<Duration>,
     /// How long after its end the job is deleted.
@@ -208,6 +211,7 @@ fn run_policy(spec: &ImagePrePullJobSpec) -> Result<RunPolicy, Refusal> {
         image_pre_pull_template: _,
         image_pre_pull_overriders: _,
         suspend,
+        cancel,
         active_deadline_seconds,
         ttl_seconds_after_finished,
         rollout,
@@ -256,6 +260,7 @@ fn run_policy(spec: &ImagePrePullJobSpec) -> Result<RunPolicy, Refusal> {
     let (retry, recheck) = (rounds("spec.retry", *retry)?, rounds("spec.recheck", *recheck)?);
     Ok(RunPolicy {
         suspend: *suspend,
+        cancel: *cancel,
         active_deadline: active_deadline_seconds
             .map(|value| seconds("activeDeadlineSeconds", value, 1))
             .transpose()?,

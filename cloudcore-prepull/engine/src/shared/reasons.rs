@@ -31,6 +31,8 @@ pub const FAILED: &str = "Failed";
 pub const TOLERANCE_EXCEEDED: &str = "ToleranceExceeded";
 /// `activeDeadlineSeconds` of a job have passed.
 pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
+/// `spec.cancel` has ended a job.
+pub const CANCELLED: &str = "Cancelled";
 /// A job could not begin.
 pub const NOT_STARTED: &str = "NotStarted";
 /// Nodes of a job have been offline for too long and count as failed.

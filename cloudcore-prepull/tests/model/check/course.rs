@@ -29,6 +29,7 @@ impl Check {
     /// `pauseSeconds`, as the spec has them by now.
     fn emitted_status(&mut self, job: &JobUid, status: &ImagePrePullJobStatus, now: u64) {
         let Some(start) = status.start_time.as_ref().map(|start| millis(start.0)) else { return };
+        assert!(status.completion_time.is_some() || !self.is_cancelled(job), "{job} was cancelled, and runs");
         let since = start.max(self.active_since.get(job).copied().unwrap_or(start));
         let Some(spec) = self.accepted(job).filter(|_| status.completion_time.is_none()) else { return };
         // A re-check has a time of its own.
@@ -89,14 +90,22 @@ impl Check {
         if event.reason == reasons::TOLERANCE_EXCEEDED {
             assert!(self.exceeded.insert(job.clone()), "{job} has told before: {}", event.note);
         }
-        if [reasons::COMPLETED, reasons::FAILED, reasons::DEADLINE_EXCEEDED, reasons::NOT_STARTED]
-            .contains(&event.reason)
-        {
+        let ends = [
+            reasons::COMPLETED,
+            reasons::FAILED,
+            reasons::DEADLINE_EXCEEDED,
+            reasons::CANCELLED,
+            reasons::NOT_STARTED,
+        ];
+        if ends.contains(&event.reason) {
             self.ended.insert(job.clone());
         }
         // It has not begun: whatever is valid next is what it may begin with.
         if event.reason == reasons::NO_ELIGIBLE_NODES {
             self.beginnings.remove(job);
+        }
+        if [reasons::RETRYING, reasons::RECHECKING, reasons::RESUMED].contains(&event.reason) {
+            assert!(!self.was_cancelled(job), "{job} was cancelled: {} {}", event.reason, event.note);
         }
         if event.reason == reasons::RECHECKING {
             self.ended.remove(job);
@@ -192,6 +201,7 @@ impl Check {
             JobPhase::Failure => assert!(
                 rules.any(|spec| {
                     status.summary.desired == 0
+                        || spec.cancel
                         || spec.active_deadline_seconds.is_some()
                         || spec.rollout.is_some()
                         || rechecks > 0 && status.summary.pending > 0

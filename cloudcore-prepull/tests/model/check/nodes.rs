@@ -16,8 +16,9 @@ use crate::world::millis;
 impl Check {
     /// Write, then act: a task is dispatched only if the API server has the node as in progress. The task pulls
     /// what the record of its start names.
-    pub(crate) fn dispatched(api: &Api, order: &Dispatch) {
+    pub(crate) fn dispatched(&self, api: &Api, order: &Dispatch) {
         let (job, node) = (&order.job.uid, &order.node);
+        assert!(!self.was_cancelled(job), "{job} was cancelled, and {node} starts");
         if !api.jobs.contains_key(job) {
             return;
         }
@@ -54,6 +55,8 @@ impl Check {
         let accepted = self.accepted(job).cloned();
         for node in &report.node_status {
             let name = &node.node_name;
+            let runs = node.phase == NodePhase::InProgress;
+            assert!(!runs || !self.is_cancelled(job), "{job} was cancelled, and {name} runs");
             self.emitted.insert((job.clone(), NodeName(name.clone())), node.phase);
             // Its record has the times of its pull. A re-check has a time of its own.
             if is_rechecking(node) {

@@ -73,6 +73,9 @@ impl Check {
             Some(status) => stored(known, status),
         };
         let before = before.and_then(|before| before.accepted.clone());
+        let was_cancelled = before.as_ref().is_some_and(|before| before.cancel);
+        let is_cancelled = was_cancelled || spec.as_ref().is_some_and(|spec| spec.cancel);
+        let spec = spec.map(|spec| ImagePrePullJobSpec { cancel: is_cancelled, ..spec });
         let edited = spec.and_then(|spec| match self.beginnings.get(job) {
             Some(beginning)
                 if without_secrets(&follow(beginning, &spec)) == without_secrets(&spec)
@@ -91,7 +94,18 @@ impl Check {
             }
             None => is_valid(&spec).then(|| self.beginnings.entry(job.clone()).or_insert(spec).clone()),
         });
-        let accepted = edited.or_else(|| before.clone());
+        // It is followed whatever the rest of the spec says, and leaves nothing to be asked of a job that has ended.
+        let mut accepted = edited.or_else(|| before.clone());
+        if let Some(accepted) = accepted.as_mut().filter(|_| is_cancelled) {
+            accepted.cancel = true;
+            if !was_cancelled && loaded.is_none() {
+                self.just_cancelled.insert(job.clone());
+            }
+            if let Some(before) = before.as_ref().filter(|_| self.ended.contains(job)) {
+                accepted.retry = accepted.retry.min(before.retry);
+                accepted.recheck = accepted.recheck.min(before.recheck);
+            }
+        }
         let (was, is) = (before.unwrap_or_default(), accepted.clone().unwrap_or_default());
         known.push(Delivered { at, generation, accepted });
         if was.suspend && !is.suspend || is.retry > was.retry {
@@ -101,6 +115,16 @@ impl Check {
             self.exceeded.remove(job);
         }
         is_new
+    }
+
+    /// The leader knows that the job was cancelled.
+    pub(super) fn is_cancelled(&self, job: &JobUid) -> bool {
+        self.accepted(job).is_some_and(|spec| spec.cancel)
+    }
+
+    /// The leader knew so before the inputs of this flush.
+    pub(super) fn was_cancelled(&self, job: &JobUid) -> bool {
+        self.is_cancelled(job) && !self.just_cancelled.contains(job)
     }
 
     /// What is in force now.

@@ -20,7 +20,11 @@ fn edit(spec: &mut ImagePrePullJobSpec, edges: usize, rng: &mut Rng) {
     }
     let template = &mut spec.image_pre_pull_template;
     match what {
-        0 | 1 => template.concurrency = i64::try_from(rng.below(edges + 1)).unwrap(),
+        0 | 1 => {
+            template.concurrency = i64::try_from(rng.below(edges + 1)).unwrap();
+            // This too, and what makes it true: so it is taken back, which is refused.
+            spec.cancel &= yes;
+        }
         2 => template.timeout_seconds = rng.pick(&[0, 5, 20, 60, 600]),
         3 => {
             rng.pick(&["0", "0.3", "1"]).clone_into(&mut template.failure_tolerate);
@@ -37,6 +41,7 @@ fn edit(spec: &mut ImagePrePullJobSpec, edges: usize, rng: &mut Rng) {
         11 => {
             spec.retry = 0;
             spec.windows = windows(edges);
+            spec.cancel |= yes;
         }
         12 => {
             spec.ttl_seconds_after_finished = yes.then(|| rng.pick(&[0, 30]));

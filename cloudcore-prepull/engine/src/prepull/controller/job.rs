@@ -356,6 +356,10 @@ impl Job {
     }
 
     fn dispatch(&mut self, node: &NodeName, effects: &mut Effects<'_>) {
+        // The next step stops the node.
+        if self.course.is_cancelled() {
+            return;
+        }
         let attempt = self.members.attempt(node);
         match self.members.prepare_dispatch(node, effects.now) {
             Prepared::Dispatch(dispatch) => effects.emit(Action::Dispatch(dispatch)),

@@ -11,6 +11,7 @@ use crate::prepull::download;
 use crate::shared::outcomes::DispatchOutcome;
 use crate::shared::session::SessionEvent;
 
+mod cancel;
 mod course;
 mod edits;
 mod late;

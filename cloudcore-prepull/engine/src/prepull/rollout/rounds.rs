@@ -10,20 +10,29 @@ use prepull_api::task::NodeName;
 use super::{Decision, Rollout, Touched, is_missing, record};
 use crate::shared::node_view::NodeView;
 
+const CANCELLED: &str = "stopped: the job was cancelled";
+
 impl Rollout {
     pub(super) fn taken_places(&self) -> Vec<usize> {
         (0..self.members.len()).filter(|&at| !self.members[at].has_left).collect()
     }
 
-    /// Ends every node in progress: the time of the whole job is over. A node whose start is not recorded yet has been
+    /// Ends every node in progress, and every look: the job was cancelled.
+    pub fn cancel_all(&mut self, now: Timestamp) -> Vec<Decision> {
+        let mut decisions = self.abandon_rechecks(Some(CANCELLED));
+        decisions.extend(self.expire_all(FailureCode::Cancelled, CANCELLED, now));
+        decisions
+    }
+
+    /// Ends every node in progress, for a reason that is of the whole job. A node whose start is not recorded yet has been
     /// sent nothing, and waits again.
-    pub fn expire_all(&mut self, reason: &str, now: Timestamp) -> Vec<Decision> {
+    pub fn expire_all(&mut self, code: FailureCode, reason: &str, now: Timestamp) -> Vec<Decision> {
         let mut decisions = Vec::new();
         for at in self.in_progress.iter().copied().collect::<Vec<_>>() {
             if self.recording.contains(&at) {
                 decisions.extend(self.withdraw(at));
             } else {
-                decisions.push(self.expire(at, FailureCode::Timeout, reason, now));
+                decisions.push(self.expire(at, code, reason, now));
             }
         }
         decisions

@@ -444,12 +444,13 @@ fn the_course_of_a_job_is_read_and_a_mistake_in_it_is_named() {
             .map_err(|refusal| refusal.field)
     };
     let all = json!({
-        "suspend": true, "activeDeadlineSeconds": 60, "ttlSecondsAfterFinished": 0, "retry": 2, "recheck": 3, "followNodes": true,
-        "allowMissingNodes": true,
+        "suspend": true, "cancel": true, "activeDeadlineSeconds": 60, "ttlSecondsAfterFinished": 0, "retry": 2, "recheck": 3,
+        "followNodes": true, "allowMissingNodes": true,
         "rollout": {"steps": ["5%", "25%", "100%"], "pauseSeconds": 10},
     });
     let expected = RunPolicy {
         suspend: true,
+        cancel: true,
         active_deadline: Some(Duration::from_secs(60)),
         ttl: Some(Duration::ZERO),
         steps: vec![Step::Percent(5), Step::Percent(25), Step::Percent(100)],

@@ -61,6 +61,15 @@ pub(super) enum Outlook {
     Ended(Ending),
 }
 
+/// What stops the nodes of a job that have not ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stop {
+    /// `activeDeadlineSeconds` have passed.
+    OutOfTime,
+    /// `spec.cancel` is true.
+    Cancelled,
+}
+
 /// How a job ends.
 #[derive(Debug)]
 pub(super) struct Ending {
@@ -73,21 +82,19 @@ pub(super) struct Ending {
 
 /// The reason of the condition Failed for a job that has not failed by its tolerance.
 fn unusual_failure(reason: &str) -> Option<&'static str> {
-    [reasons::DEADLINE_EXCEEDED, reasons::NOT_STARTED].into_iter().find(|known| *known == reason)
+    [reasons::DEADLINE_EXCEEDED, reasons::CANCELLED, reasons::NOT_STARTED]
+        .into_iter()
+        .find(|known| *known == reason)
 }
 
 impl Ending {
     /// Why the nodes that never started did not.
     pub(super) fn why_not_started(&self) -> &'static str {
-        if self.is_deadline() {
-            "not started: the time of the job was over"
-        } else {
-            "not started: more nodes failed than failureTolerate allows"
+        match self.reason {
+            reasons::DEADLINE_EXCEEDED => "not started: the time of the job was over",
+            reasons::CANCELLED => "not started: the job was cancelled",
+            _ => "not started: more nodes failed than failureTolerate allows",
         }
-    }
-
-    fn is_deadline(&self) -> bool {
-        self.reason == reasons::DEADLINE_EXCEEDED
     }
 
     /// The reason of the condition Failed, where it is not the usual one.
@@ -193,6 +200,16 @@ impl Course {
         self.times.is_some_and(|times| times.ended.is_none())
     }
 
+    /// Whether the job was cancelled, at any time. That is for good.
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.policy.cancel || self.failed_as == Some(reasons::CANCELLED)
+    }
+
+    /// The job is cancelled, whatever else its spec says.
+    pub(super) fn cancel(&mut self) {
+        self.policy.cancel = true;
+    }
+
     /// Takes over what the spec says of the course. Returns what it said before.
     pub(super) fn configure(&mut self, job: &ValidatedJob) -> RunPolicy {
         self.tolerance = job.tolerance.to_string();
@@ -284,7 +301,7 @@ impl Course {
         verdict: Verdict,
         summary: &Summary,
         waves: Option<&RolloutStatus>,
-        is_out_of_time: bool,
+        stop: Option<Stop>,
     ) -> Outlook {
         let (bad, tolerance) = (summary.failure + summary.unknown, &self.tolerance);
         let excess = || {
@@ -297,16 +314,20 @@ impl Course {
         let failure = |reason, note| Outlook::Ended(Ending { phase: JobPhase::Failure, reason, note });
         let completed =
             |note| Outlook::Ended(Ending { phase: JobPhase::Completed, reason: reasons::COMPLETED, note });
+        let unfinished =
+            || format!("{} did not end, {} not started", counted(summary.unknown, "node"), summary.pending);
+        match stop {
+            Some(Stop::OutOfTime) => {
+                let seconds = self.active_deadline_seconds();
+                let note = format!("activeDeadlineSeconds ({seconds}) is over; {}", unfinished());
+                return failure(reasons::DEADLINE_EXCEEDED, note);
+            }
+            Some(Stop::Cancelled) => {
+                return failure(reasons::CANCELLED, format!("cancelled; {}", unfinished()));
+            }
+            None => {}
+        }
         match verdict {
-            _ if is_out_of_time => failure(
-                reasons::DEADLINE_EXCEEDED,
-                format!(
-                    "activeDeadlineSeconds ({}) is over; {} did not end, {} not started",
-                    self.active_deadline_seconds(),
-                    counted(summary.unknown, "node"),
-                    summary.pending
-                ),
-            ),
             Verdict::Running => Outlook::Running,
             Verdict::Draining => Outlook::Draining(excess()),
             Verdict::Completed if bad == 0 => completed(String::new()),
@@ -357,7 +378,7 @@ impl Course {
     /// Whether the spec asks for more rounds than have begun.
     pub(super) fn wants_round(&self) -> bool {
         // What was asked for before a re-check must not follow it by itself: that only looks.
-        self.policy.retry > self.rounds && !self.is_rechecking()
+        self.policy.retry > self.rounds && !self.is_rechecking() && !self.is_cancelled()
     }
 
     /// A further round begins.

@@ -14,6 +14,8 @@ use crate::shared::writes::Pace;
 
 const CHANGED: &str = "what is pulled, and on which nodes, cannot change once a job has started: undo the change, or create a new job";
 const CHANGED_UNSEEN: &str = "the spec was changed, and what the job began with is not known";
+const CANCEL_UNDONE: &str = "spec.cancel cannot be taken back: create a new job";
+const CANCELLED: &str = "spec.cancel is true, so no further round and no re-check begins: create a new job";
 const HELD: &str = "no node starts or is given up until the change is undone";
 
 /// A change of the spec that can be followed, at least in part.
@@ -57,7 +59,20 @@ impl Job {
     ) {
         match self.read_edit(object) {
             Ok(edit) => self.take_edit(edit, news, nodes, effects),
-            Err(refusal) => self.refuse_edit(&refusal, news, effects),
+            Err(refusal) => {
+                if object.as_ref().is_ok_and(|object| object.spec.cancel) {
+                    self.cancel_as_it_is();
+                }
+                self.refuse_edit(&refusal, news, effects);
+            }
+        }
+    }
+
+    /// Cancels a job whose spec cannot be followed otherwise.
+    fn cancel_as_it_is(&mut self) {
+        self.course.cancel();
+        if let Some(accepted) = self.spec.accepted().cloned() {
+            self.spec.accept(ImagePrePullJobSpec { cancel: true, ..accepted });
         }
     }
 
@@ -67,9 +82,16 @@ impl Job {
             let job = ImagePrePullJob { metadata: object.metadata.clone(), spec, status: None };
             validate::validate(&job).map(|valid| (job.spec, valid)).map_err(|refusal| refusal.to_string())
         };
-        let refusal = if self.spec.may_have_begun_with(&object.spec) {
-            match validated(object.spec.clone()) {
-                Ok((spec, job)) => return Ok(Edit { spec, job, refusal: None }),
+        let mut asked = object.spec.clone();
+        asked.cancel |= self.course.is_cancelled();
+        let after_cancel = self.refuse_after_cancel(&object.spec).map(str::to_owned);
+        if let Some(accepted) = self.spec.accepted().filter(|_| asked.cancel && self.is_over()) {
+            asked.retry = asked.retry.min(accepted.retry);
+            asked.recheck = asked.recheck.min(accepted.recheck);
+        }
+        let refusal = if self.spec.may_have_begun_with(&asked) {
+            match validated(asked.clone()) {
+                Ok((spec, job)) => return Ok(Edit { spec, job, refusal: after_cancel }),
                 Err(refusal) => refusal,
             }
         } else {
@@ -79,13 +101,21 @@ impl Job {
             return Err(if refusal == CHANGED { CHANGED_UNSEEN.to_owned() } else { refusal });
         };
         // What can be followed is: a job is suspended although its secrets make no sense.
-        let mut spec = spec::merged(accepted, &object.spec);
+        let mut spec = spec::merged(accepted, &asked);
         if self.is_over() {
             // A further round has to wait until the whole spec can be followed.
             (spec.retry, spec.recheck) = (accepted.retry, accepted.recheck);
         }
         let (spec, job) = validated(spec)?;
         Ok(Edit { spec, job, refusal: Some(refusal) })
+    }
+
+    /// What a job that was cancelled, or is by this spec, cannot follow of it.
+    fn refuse_after_cancel(&self, asked: &ImagePrePullJobSpec) -> Option<&'static str> {
+        if self.course.is_cancelled() && !asked.cancel {
+            return Some(CANCEL_UNDONE);
+        }
+        (asked.cancel && self.raises(asked) != Asked::Nothing).then_some(CANCELLED)
     }
 
     fn take_edit(&mut self, edit: Edit, news: Option<Pace>, nodes: &Nodes, effects: &mut Effects<'_>) {
@@ -120,8 +150,14 @@ impl Job {
     }
 
     /// What this spec asks a job for that is over: `retry` or `recheck` was raised since. What was left of them at the
-    /// end does not count. Where both are raised at once there is no re-check: the person wants to download.
+    /// end does not count. A job that is cancelled is asked for nothing.
     pub(super) fn asks_again(&self, spec: &ImagePrePullJobSpec) -> Asked {
+        if spec.cancel { Asked::Nothing } else { self.raises(spec) }
+    }
+
+    /// What this spec asks for, cancelled or not. Where both are raised at once there is no re-check: the person wants to
+    /// download.
+    fn raises(&self, spec: &ImagePrePullJobSpec) -> Asked {
         let begun = (i64::from(self.course.rounds()), i64::from(self.course.rechecks()));
         let in_force = self.spec.accepted().map_or(begun, |accepted| (accepted.retry, accepted.recheck));
         match self.is_over() {
@@ -138,7 +174,7 @@ impl Job {
         let is_new_timeout = rollout.settings().timeout != job.timeout;
         rollout.configure(settings(job));
         let is_new_download = self.members.take_download(job);
-        if self.is_over() {
+        if self.is_over() || self.course.is_cancelled() {
             return;
         }
         if before.suspend != job.policy.suspend {

@@ -2,11 +2,12 @@
 
 use jiff::Timestamp;
 use prepull_api::crd::status::{FailureCount, JobPhase, RolloutStatus};
+use prepull_api::failure::FailureCode;
 use prepull_api::task::{NodeName, TaskId};
 
 use super::super::parked::{Parked, parks_at};
 use super::super::{Action, Effects, cancel};
-use super::course::{Ending, Outlook};
+use super::course::{Ending, Outlook, Stop};
 use super::events::some_of;
 use super::{Job, Nodes, note_of};
 use crate::prepull::rollout::{Decision, Rechecked, Rollout, Verdict};
@@ -20,16 +21,26 @@ impl Job {
         if self.is_over() {
             return self.delete_if_due(effects);
         }
-        if self.is_held() {
+        let is_cancelled = self.course.is_cancelled();
+        if self.is_held() && !is_cancelled {
             return;
         }
         let is_late = self.course.active_deadline().is_some_and(|deadline| deadline <= effects.now);
         let rollout = self.members.rollout_mut();
         // What had ended by itself is judged by that, however late: the leader may have died before it wrote so.
-        let is_out_of_time = is_late && matches!(rollout.verdict(), Verdict::Running | Verdict::Draining);
+        let stop = match rollout.verdict() {
+            // The end of a re-check is that of the pulls before it.
+            Verdict::Running | Verdict::Draining if is_cancelled => {
+                Some(Stop::Cancelled).filter(|_| !self.course.is_rechecking())
+            }
+            Verdict::Running | Verdict::Draining if is_late => Some(Stop::OutOfTime),
+            _ => None,
+        };
         let waves_before = rollout.waves();
-        let decisions = if is_out_of_time {
-            rollout.expire_all(&self.course.deadline_reason(), effects.now)
+        let decisions = if is_cancelled {
+            rollout.cancel_all(effects.now)
+        } else if stop.is_some() {
+            rollout.expire_all(FailureCode::Timeout, &self.course.deadline_reason(), effects.now)
         } else {
             rollout.advance(effects.now)
         };
@@ -41,7 +52,7 @@ impl Job {
         if let Some(waves) = waves.filter(|waves| waves_before.as_ref() != Some(waves)) {
             self.announce_wave(&waves, effects);
         }
-        self.conclude(is_late, is_out_of_time, nodes, effects);
+        self.conclude(is_late, stop, nodes, effects);
     }
 
     fn carry_out(&mut self, decision: Decision, effects: &mut Effects<'_>) {
@@ -52,7 +63,10 @@ impl Job {
             Decision::StopRecheck(node) => {
                 let attempt = self.members.attempt(&node);
                 let task = TaskId { job: self.events.uid().clone(), attempt };
-                effects.emit(cancel(&node, task, "the time of the re-check is over"));
+                let is_cancelled = self.course.is_cancelled();
+                let reason =
+                    if is_cancelled { "the job was cancelled" } else { "the time of the re-check is over" };
+                effects.emit(cancel(&node, task, reason));
             }
             Decision::Expire(node) => {
                 let record = self.members.rollout().record(&node);
@@ -60,7 +74,10 @@ impl Job {
                 let (attempt, note) = (record.attempt, note_of(record));
                 let task = TaskId { job: self.events.uid().clone(), attempt };
                 effects.emit(cancel(&node, task, &record.reason));
-                self.events.emit_node_warning(reasons::NODE_UNKNOWN, &note, effects);
+                // One event tells of all nodes that a person has stopped.
+                if record.code != Some(FailureCode::Cancelled) {
+                    self.events.emit_node_warning(reasons::NODE_UNKNOWN, &note, effects);
+                }
             }
         }
     }
@@ -95,14 +112,14 @@ impl Job {
         [deadline, active, write, self.delete_due(), self.park_due()].into_iter().flatten().min()
     }
 
-    /// `is_late`: no further round may begin. `is_out_of_time`: nodes were stopped by that.
-    fn conclude(&mut self, is_late: bool, is_out_of_time: bool, nodes: &Nodes, effects: &mut Effects<'_>) {
+    /// `is_late`: no further round may begin. `stop`: what has stopped nodes, if anything has.
+    fn conclude(&mut self, is_late: bool, stop: Option<Stop>, nodes: &Nodes, effects: &mut Effects<'_>) {
         let rollout = self.members.rollout();
         let summary = rollout.summary();
         // Nodes that do not exist belong to no wave.
         let waves = rollout.waves().filter(|_| rollout.missing() == 0);
         let causes = causes_of(rollout);
-        match self.course.judge(rollout.verdict(), summary, waves.as_ref(), is_out_of_time) {
+        match self.course.judge(rollout.verdict(), summary, waves.as_ref(), stop) {
             Outlook::Running => self.explain_waiting(),
             Outlook::Draining(excess) => {
                 // Once: each further failure makes another sentence.
@@ -146,7 +163,7 @@ impl Job {
             counted = format!("{counted}; {codes}");
         }
         let note = if ending.note.is_empty() { counted } else { format!("{} ({counted})", ending.note) };
-        if ending.phase == JobPhase::Failure {
+        if ending.phase == JobPhase::Failure && ending.reason != reasons::CANCELLED {
             self.events.emit_warning(ending.reason, &note, effects);
         } else {
             self.events.emit_normal(ending.reason, &note, effects);

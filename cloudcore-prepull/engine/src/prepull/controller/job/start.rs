@@ -91,8 +91,10 @@ impl Job {
         self.output.grow(records.len());
         let rollout = Rollout::new(settings(&job), records);
         self.members.begin(Some(job), plan.nodes.into_iter().collect(), rollout);
-        self.events.emit_normal(reasons::STARTED, &note, effects);
-        self.events.emit_left_out(&selection.skipped, &missing, effects);
+        if !self.course.is_cancelled() {
+            self.events.emit_normal(reasons::STARTED, &note, effects);
+            self.events.emit_left_out(&selection.skipped, &missing, effects);
+        }
         self.members.skip_all(selection.skipped);
         self.output.begin();
     }
@@ -114,7 +116,7 @@ impl Job {
         self.spec.restore(status.spec_hash.clone(), before.as_ref().map(|(spec, _)| spec.clone()));
         let job = before.map(|(_, job)| job);
         let has_lost_records = (status.summary.desired as usize) > stored.records.len();
-        // The end is a time of the status; with it `asks_for_round` knows that the job was over.
+        // The end is a time of the status; with it `asks_again` knows that the job was over.
         if let Some(job) = &job {
             self.course.configure(job);
         }
@@ -259,7 +261,7 @@ pub(super) fn settings(job: &ValidatedJob) -> Settings {
         timeout: job.timeout,
         steps: job.policy.steps.clone(),
         pause: job.policy.pause,
-        hold: job.policy.suspend,
+        hold: job.policy.suspend || job.policy.cancel,
         windows: WindowRule::of(job),
     }
 }
