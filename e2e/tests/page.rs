@@ -126,7 +126,10 @@ async fn the_page_shows_what_a_job_does_and_its_buttons_do_what_they_say() -> Re
         // The question may come after the click has been answered.
         browser.run::<u32>("1").await?;
         let questions = browser.questions().await;
-        ensure!(questions.len() == 1 && questions[0].contains("End this job now?"), "{questions:?}");
+        ensure!(
+            questions.len() == 1 && questions[0].contains("End this job now, and for good?"),
+            "{questions:?}"
+        );
         Ok(())
     })
     .await?;

@@ -1,7 +1,8 @@
 //! `kubectl prepull cancel`.
 //!
-//! A job is ended by a deadline that has passed: so its record stays, and `retry` can take it up again. The deadline that it
-//! had is kept in an annotation until then.
+//! `spec.cancel` ends a job for good, and its record stays. A cluster whose definitions are of a version before that drops the
+//! field without an error, so what was stored is looked at. The plugin of such a version ended a job by a deadline that had
+//! passed, and kept the one before in an annotation: see [`undo`].
 
 use anyhow::bail;
 use clap::Args;
@@ -15,17 +16,15 @@ use crate::name::parse_own;
 use crate::output::print_changed;
 use crate::run::{Ended, Session};
 
-/// Annotation of a job that was cancelled: its activeDeadlineSeconds before, or nothing.
-const CANCELLED: &str = "prepull.kubeedge.io/deadline-before-cancel";
-/// The shortest deadline. It counts from the start of the job, so that it has passed for one that runs.
-const PASSED: i64 = 1;
+/// Annotation of a job that a plugin of a version before `spec.cancel` has ended: its activeDeadlineSeconds before, or nothing.
+const ENDED_BY_DEADLINE: &str = "prepull.kubeedge.io/deadline-before-cancel";
 
 /// The arguments of `cancel`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The job becomes a Failure with the reason DeadlineExceeded, within a second or two, and keeps its record; `retry` takes it
-up again. What nodes have downloaded of an unfinished image is kept for a day. `kubectl delete ippj JOB` deletes the record
-as well.
+The job becomes a Failure with the reason Cancelled, within a second or two, and keeps its record. Nodes that wait never start,
+also those of a suspended job. That is for good: neither `retry` nor `resume` takes it up again; for that, create a new job. What
+nodes have downloaded of an unfinished image is kept for a day. `kubectl delete ippj JOB` deletes the record as well.
 
 Example:
   kubectl prepull cancel spring-release")]
@@ -45,53 +44,84 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &CancelArgs)
 /// Ends a job now.
 pub(crate) async fn cancel(cluster: &Cluster, name: &str) -> anyhow::Result<ImagePrePullJob> {
     let job = jobs::get(cluster, name).await?;
-    jobs::patch(cluster, name, &cancellation(&job)?).await
+    let stored = jobs::patch(cluster, name, &cancellation(&job)?).await?;
+    is_stored(&stored)?;
+    Ok(stored)
 }
 
 fn cancellation(job: &ImagePrePullJob) -> anyhow::Result<Value> {
-    let name = job.name_any();
     if jobs::is_over(job) {
-        bail!("job {name} has ended already");
+        bail!("job {} has ended already", job.name_any());
     }
-    // Time does not count while a job is suspended.
-    let mut patch = json!({"spec": {"activeDeadlineSeconds": PASSED, "suspend": false}});
-    if !job.annotations().contains_key(CANCELLED) {
-        let before = job.spec.active_deadline_seconds.map(|seconds| seconds.to_string()).unwrap_or_default();
-        patch["metadata"] = json!({"annotations": {CANCELLED: before}});
-    }
-    Ok(patch)
+    Ok(json!({"spec": {"cancel": true}}))
 }
 
-/// Adds to a patch what gives a job that was cancelled its own deadline again.
+/// Fails if the API server has dropped the field, which it does not know.
+fn is_stored(job: &ImagePrePullJob) -> anyhow::Result<()> {
+    let name = job.name_any();
+    if !job.spec.cancel {
+        bail!(
+            "job {name} goes on: cloudcore-prepull is too old, its definition of jobs has no spec.cancel. Update it with its \
+             definitions (manifests/crds), hold the job (kubectl prepull suspend {name}), or delete it (kubectl delete ippj {name})"
+        );
+    }
+    Ok(())
+}
+
+/// Fails if the job was cancelled, since what is asked for can't begin any more.
+pub(crate) fn refuse_cancelled(job: &ImagePrePullJob, what: &str) -> anyhow::Result<()> {
+    if job.spec.cancel {
+        bail!(
+            "job {} was cancelled, which is for good: {what}. Create a new job, such as with `kubectl prepull run`",
+            job.name_any()
+        );
+    }
+    Ok(())
+}
+
+/// Adds to a patch what gives a job that was ended by a deadline its own one again.
 pub(crate) fn undo(job: &ImagePrePullJob, patch: &mut Value) {
-    if let Some(before) = job.annotations().get(CANCELLED) {
+    if let Some(before) = job.annotations().get(ENDED_BY_DEADLINE) {
         patch["spec"]["activeDeadlineSeconds"] = before.parse::<i64>().map_or(Value::Null, Value::from);
-        patch["metadata"] = json!({"annotations": {CANCELLED: null}});
+        patch["metadata"] = json!({"annotations": {ENDED_BY_DEADLINE: null}});
     }
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase};
+
     use super::*;
 
     #[test]
-    fn a_job_that_was_cancelled_gets_its_own_deadline_back() {
+    fn nothing_but_cancel_is_set() {
+        let mut job = ImagePrePullJob::default();
+        job.spec.suspend = true;
+        assert_eq!(cancellation(&job).unwrap(), json!({"spec": {"cancel": true}}));
+        job.status = Some(ImagePrePullJobStatus { phase: JobPhase::Failure, ..Default::default() });
+        assert!(cancellation(&job).unwrap_err().to_string().contains("has ended already"));
+    }
+
+    #[test]
+    fn a_dropped_field_is_noticed() {
+        let mut job = ImagePrePullJob::default();
+        let error = is_stored(&job).unwrap_err().to_string();
+        assert!(error.contains("cloudcore-prepull is too old"), "{error}");
+        job.spec.cancel = true;
+        is_stored(&job).unwrap();
+    }
+
+    #[test]
+    fn a_deadline_before_spec_cancel_comes_back() {
         for deadline in [None, Some(3600)] {
             let mut job = ImagePrePullJob::default();
-            job.spec.active_deadline_seconds = deadline;
-            let patch = cancellation(&job).unwrap();
-            assert_eq!(patch["spec"], json!({"activeDeadlineSeconds": 1, "suspend": false}));
-            let kept = patch["metadata"]["annotations"][CANCELLED].as_str().unwrap().to_owned();
-            job.annotations_mut().insert(CANCELLED.to_owned(), kept);
-            job.spec.active_deadline_seconds = Some(PASSED);
-            assert!(
-                cancellation(&job).unwrap().get("metadata").is_none(),
-                "the second one forgets the deadline"
-            );
+            job.spec.active_deadline_seconds = Some(1);
+            let before: String = deadline.map(|seconds: i64| seconds.to_string()).unwrap_or_default();
+            job.annotations_mut().insert(ENDED_BY_DEADLINE.to_owned(), before);
             let mut patch = json!({"spec": {"retry": 1}});
             undo(&job, &mut patch);
-            let annotations = json!({CANCELLED: null});
+            let annotations = json!({ENDED_BY_DEADLINE: null});
             let expected = json!({"spec": {"retry": 1, "activeDeadlineSeconds": deadline}, "metadata": {"annotations": annotations}});
             assert_eq!(patch, expected);
         }

@@ -4,6 +4,7 @@ use clap::Args;
 use prepull_api::crd::job::ImagePrePullJob;
 use serde_json::json;
 
+use super::cancel;
 use crate::cluster::Cluster;
 use crate::jobs;
 use crate::name::parse_own;
@@ -22,6 +23,7 @@ pub(crate) struct ResumeArgs {
 /// Runs the command.
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &ResumeArgs) -> anyhow::Result<Ended> {
     let job = jobs::get(cluster, &args.job).await?;
+    cancel::refuse_cancelled(&job, "no node starts")?;
     if !job.spec.suspend {
         print_changed(&job, "is not suspended", session.global.output)?;
         return Ok(Ended::Done);

@@ -50,6 +50,7 @@ fn another_round(job: &ImagePrePullJob) -> anyhow::Result<Value> {
              says how far it is, `kubectl prepull cancel {name}` ends it"
         );
     }
+    cancel::refuse_cancelled(job, "no node is tried again")?;
     if status.is_some_and(|status| status.start_time.is_none()) {
         let reason = status.map(|status| status.reason.as_str()).unwrap_or_default();
         bail!(
@@ -103,6 +104,10 @@ mod tests {
         status.summary = Summary { desired: 3, successful: 2, unknown: 1, ..Summary::default() };
         job.status = Some(status);
         assert_eq!(another_round(&job).unwrap(), json!({"spec": {"retry": 3}}));
+        job.spec.cancel = true;
+        let refusal = another_round(&job).unwrap_err().to_string();
+        assert!(refusal.starts_with("job web was cancelled, which is for good"), "{refusal}");
+        job.spec.cancel = false;
         // Somebody was faster, and cloudcore has not seen it yet.
         job.metadata.generation = Some(2);
         another_round(&job).unwrap_err();

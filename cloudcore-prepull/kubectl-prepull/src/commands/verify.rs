@@ -11,6 +11,7 @@ use prepull_api::crd::status::{NodePhase, NodeStatus, RecheckStatus};
 use serde::Serialize;
 use serde_json::json;
 
+use super::cancel;
 use crate::amounts::duration;
 use crate::cli::Output;
 use crate::cluster::Cluster;
@@ -105,6 +106,7 @@ fn next_number(job: &ImagePrePullJob) -> anyhow::Result<i64> {
             "job {name} has not ended: verify is for jobs that have. `kubectl prepull status {name} --watch` follows it"
         );
     }
+    cancel::refuse_cancelled(job, "its nodes aren't asked any more")?;
     let status = job.status.as_ref();
     if status.is_none_or(|status| status.summary.successful == 0) {
         bail!("no node of job {name} has succeeded: there is nothing to look for");

@@ -81,13 +81,15 @@ fn next_step(view: &View) -> Option<String> {
     let has_started = view.nodes.desired > 0;
     let has_failures = !view.failures.is_empty();
     match (view.is_over, has_failures) {
+        (true, true) if view.cancelled => Some(format!("kubectl prepull failures {job} lists the nodes")),
+        (true, false) if view.cancelled => None,
         (true, true) => Some(format!(
             "kubectl prepull failures {job} lists the nodes; kubectl prepull retry {job} tries them again"
         )),
         (true, false) if view.phase == JobPhase::Failure && !has_started => {
             Some(format!("kubectl edit ippj {job}: it is looked at again after each edit"))
         }
-        // Its time was over, or somebody has cancelled it.
+        // Its time was over.
         (true, false) if view.phase == JobPhase::Failure => {
             Some(format!("kubectl prepull retry {job} takes it up again"))
         }

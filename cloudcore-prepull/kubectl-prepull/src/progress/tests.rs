@@ -216,12 +216,17 @@ fn without_a_terminal_each_change_is_a_line_and_nothing_is_said_twice() {
 }
 
 #[test]
-fn nodes_of_a_job_that_was_cancelled_have_not_started_and_do_not_wait() {
+fn nodes_of_a_job_that_has_ended_do_not_wait() {
     let summary = Summary { desired: 3, successful: 2, pending: 1, ..Summary::default() };
     let waits =
         NodeStatus { reason: "the time of the job was over".to_owned(), ..node("e", NodePhase::Pending, 0) };
-    let view = View::new(&job(JobPhase::Failure, summary), &tally(vec![waits]), None, after(9));
-    let text = render(&view, Screen::plain(80), false);
+    let tally = tally(vec![waits]);
+    let mut ended = job(JobPhase::Failure, summary);
+    let text = render(&View::new(&ended, &tally, None, after(9)), Screen::plain(80), false);
     assert!(text.contains("2 successful, 1 not started") && text.contains("1 node not started: e"), "{text}");
     assert!(text.ends_with("kubectl prepull retry spring-release takes it up again\n"), "{text}");
+    // There is no way back.
+    ended.spec.cancel = true;
+    let text = render(&View::new(&ended, &tally, None, after(9)), Screen::plain(80), false);
+    assert!(!text.contains("retry"), "{text}");
 }

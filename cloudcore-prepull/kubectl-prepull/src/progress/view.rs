@@ -34,6 +34,9 @@ pub(crate) struct View {
     pub(crate) reason: String,
     /// Whether it is suspended.
     pub(crate) suspended: bool,
+    /// Whether it was cancelled, or is being cancelled.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) cancelled: bool,
     /// How long it has been running, or how long it took.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) seconds: Option<u64>,
@@ -176,6 +179,7 @@ impl View {
             is_over,
             reason,
             suspended: job.spec.suspend,
+            cancelled: job.spec.cancel,
             seconds,
             round: status.retry,
             images: template.images.iter().cloned().chain(sources).map(|image| tame(&image)).collect(),

@@ -129,7 +129,9 @@ fn the_next_step_is_about_the_first_thing_that_is_in_the_way() {
     let pending = NodeStatus { phase: NodePhase::Pending, ..NodeStatus::default() };
     let mut suspended = running(json!({"nodeNames": ["edge-7"]}), json!([]));
     suspended.spec.suspend = true;
-    assert_eq!(next(&with(suspended, Some(pending.clone()))), "kubectl prepull resume web");
+    assert_eq!(next(&with(suspended.clone(), Some(pending.clone()))), "kubectl prepull resume web");
+    suspended.spec.cancel = true;
+    assert_eq!(next(&with(suspended, Some(pending.clone()))), "make another job: kubectl prepull run IMAGE");
     let waiting = with(running(json!({"nodeNames": ["edge-7"], "concurrency": 2}), json!([])), Some(pending));
     assert!(next(&waiting).contains("a larger concurrency"));
 }

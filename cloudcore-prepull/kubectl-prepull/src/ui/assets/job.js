@@ -13,15 +13,15 @@ const INTERVAL = 5000;
 const QUIET = 200;
 
 const VERBS = [
-  { verb: "suspend", text: "Suspend", fits: (job) => !job.isOver && !job.suspended },
-  { verb: "resume", text: "Resume", fits: (job) => !job.isOver && job.suspended },
-  { verb: "retry", text: "Retry", fits: (job) => job.isOver && job.nodes.successful < job.nodes.desired },
+  { verb: "suspend", text: "Suspend", fits: (job) => !job.isOver && !job.suspended && !job.cancelled },
+  { verb: "resume", text: "Resume", fits: (job) => !job.isOver && job.suspended && !job.cancelled },
+  { verb: "retry", text: "Retry", fits: (job) => job.isOver && !job.cancelled && job.nodes.successful < job.nodes.desired },
   {
     verb: "cancel",
     text: "Cancel",
     danger: true,
-    fits: (job) => !job.isOver,
-    sure: "End this job now? Nodes that are pulling are told to stop, and no further one starts. What is there stays.",
+    fits: (job) => !job.isOver && !job.cancelled,
+    sure: "End this job now, and for good? Nodes that are pulling are told to stop, and no further one starts. What is there stays.",
   },
 ];
 

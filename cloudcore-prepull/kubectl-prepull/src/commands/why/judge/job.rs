@@ -111,6 +111,10 @@ fn of_record(job: &ImagePrePullJob, record: &NodeStatus, now: Timestamp) -> Poin
             Point::good(format!("job {name} is at work on it{}{attempt}{because}", since.unwrap_or_default()))
                 .or(watch)
         }
+        NodePhase::Pending if job.spec.cancel => Point::bad(
+            format!("job {name} was cancelled, and has not started it"),
+            "make another job: kubectl prepull run IMAGE",
+        ),
         NodePhase::Pending if job.spec.suspend => Point::bad(
             format!("job {name} is suspended, and has not started it"),
             format!("kubectl prepull resume {name}"),
@@ -126,7 +130,9 @@ fn of_record(job: &ImagePrePullJob, record: &NodeStatus, now: Timestamp) -> Poin
         }
         NodePhase::Failure | NodePhase::Unknown => {
             let code = record.code.unwrap_or(FailureCode::Other);
-            let retry = if jobs::is_over(job) {
+            let retry = if job.spec.cancel {
+                "then make another job, since this one was cancelled: kubectl prepull run IMAGE".to_owned()
+            } else if jobs::is_over(job) {
                 format!("then kubectl prepull retry {name}")
             } else {
                 format!("then, when the job is over, kubectl prepull retry {name}")
