@@ -234,6 +234,15 @@ impl Rollout {
     /// A job that begins, or goes on after a restart: the records are taken as they are. Nodes are started in
     /// the order of the records.
     pub fn new(settings: Settings, records: Vec<NodeStatus>) -> Self {
+        Self::with(settings, records, false)
+    }
+
+    /// A job that was over before this run of cloudcore: the records stay as they are.
+    pub fn ended(settings: Settings, records: Vec<NodeStatus>) -> Self {
+        Self::with(settings, records, true)
+    }
+
+    fn with(settings: Settings, records: Vec<NodeStatus>, closed: bool) -> Self {
         let mut rollout = Self {
             settings,
             members: Vec::with_capacity(records.len()),
@@ -254,7 +263,7 @@ impl Rollout {
             failures: BTreeMap::new(),
             missing: 0,
             waves: Waves::default(),
-            closed: false,
+            closed,
             touched: Vec::new(),
             moves: Vec::new(),
         };

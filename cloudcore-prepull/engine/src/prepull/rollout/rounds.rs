@@ -97,13 +97,6 @@ impl Rollout {
         self.closed = true;
     }
 
-    /// Closes the rollout of a job that was over before this run of cloudcore: the records stay as they are.
-    #[must_use]
-    pub fn closed(mut self) -> Self {
-        self.closed = true;
-        self
-    }
-
     /// Removes the nodes whose Node objects are not among these. Returns those that have left, see
     /// [`Self::remove_node`].
     pub fn remove_missing(&mut self, nodes: &BTreeMap<NodeName, NodeView>) -> Vec<NodeName> {

@@ -592,7 +592,8 @@ fn a_node_whose_task_can_no_longer_be_made_is_unknown() {
 
 #[test]
 fn a_task_that_is_open_when_its_job_is_over_is_cancelled() {
-    let mut rollout = rollout(1, 1, "0").closed();
+    let record = NodeStatus { node_name: node(0).0, ..NodeStatus::default() };
+    let mut rollout = Rollout::ended(unheld(), vec![record]);
     for (open, expected) in [
         (Some(OpenPhase::Running), Reattach::Cancel),
         (Some(OpenPhase::NeedsKeys), Reattach::Cancel),

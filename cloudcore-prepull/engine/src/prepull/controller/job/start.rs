@@ -162,13 +162,12 @@ impl Job {
         self.output.restore_reports(&reports, job.as_ref());
         self.output.grow(records.len());
         self.output.rewrite_reports(|index| outdated.contains(&index));
-        let mut rollout = Rollout::new(job.as_ref().map_or_else(Settings::default, settings), records);
+        let settings = job.as_ref().map_or_else(Settings::default, settings);
+        let rollout = if is_over { Rollout::ended } else { Rollout::new };
+        let mut rollout = rollout(settings, records);
         rollout.resume_waves(&status.rollout.clone().unwrap_or_default());
         if rounds.retry > status.retry && !rounds.rechecking {
             rollout.restart_waves();
-        }
-        if is_over {
-            rollout = rollout.closed();
         }
         self.members.begin(job.filter(|_| !is_over).map(Arc::new), plans, rollout);
         self.course.restore(&status, is_over, rounds, effects.now);

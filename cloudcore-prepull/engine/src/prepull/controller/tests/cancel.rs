@@ -76,7 +76,7 @@ fn a_start_that_is_not_recorded_is_withdrawn() {
 
 #[test]
 fn a_cancel_is_for_good() {
-    let (mut world, nodes) = fleet(2);
+    let (mut world, nodes) = fleet(3);
     world.give(wanted(&world, &nodes, json!({}), 1));
     world.ends("n0", TaskOutcome::Succeeded);
     world.give(wanted(&world, &nodes, json!({"cancel": true}), 2));
@@ -103,6 +103,8 @@ fn a_cancel_is_for_good() {
             assert_eq!((world.taken(), world.condition("Valid").0), (vec![], "False"), "{spec}");
             let valid = world.status().conditions.iter().find(|known| known.type_ == "Valid").unwrap();
             assert!(valid.message.starts_with(refusal), "{spec}: {}", valid.message);
+            let reasons = world.status().node_status[1..].iter().map(|node| node.reason.as_str());
+            assert_eq!(reasons.collect::<Vec<_>>(), ["not started: the job was cancelled"; 2], "{spec}");
         }
     }
     world.give(wanted(&world, &nodes, json!({"cancel": true}), 9));
