@@ -47,6 +47,8 @@ pub(crate) struct Check {
     /// Jobs of which the leader has heard since the last flush that they are cancelled: what it did before it heard so comes
     /// out of the next one.
     just_cancelled: BTreeSet<JobUid>,
+    /// Jobs that were cancelled while it was not known what they carry out.
+    cancelled_while_held: BTreeSet<JobUid>,
     /// The phase of each node in the write that began last.
     emitted: BTreeMap<(JobUid, NodeName), NodePhase>,
     /// Attempt and phase of each node, as the leader of the time wrote them last.

@@ -106,6 +106,12 @@ impl Check {
                 accepted.recheck = accepted.recheck.min(before.recheck);
             }
         }
+        // In a job that is held as well.
+        if is_cancelled && accepted.is_none() {
+            self.cancelled_while_held.insert(job.clone());
+        } else {
+            self.cancelled_while_held.remove(job);
+        }
         let (was, is) = (before.unwrap_or_default(), accepted.clone().unwrap_or_default());
         known.push(Delivered { at, generation, accepted });
         if was.suspend && !is.suspend || is.retry > was.retry {
@@ -119,7 +125,7 @@ impl Check {
 
     /// The leader knows that the job was cancelled.
     pub(super) fn is_cancelled(&self, job: &JobUid) -> bool {
-        self.accepted(job).is_some_and(|spec| spec.cancel)
+        self.accepted(job).is_some_and(|spec| spec.cancel) || self.cancelled_while_held.contains(job)
     }
 
     /// The leader knew so before the inputs of this flush.

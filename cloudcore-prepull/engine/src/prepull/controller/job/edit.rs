@@ -223,7 +223,9 @@ impl Job {
 
     /// A job that has begun was edited in a way that it cannot follow.
     fn refuse_edit(&mut self, message: &str, news: Option<Pace>, effects: &mut Effects<'_>) {
-        let (refusal, note) = if self.is_held() {
+        let (refusal, note) = if self.course.is_cancelled() {
+            (message.to_owned(), format!("the job is cancelled, and does not follow the change: {message}"))
+        } else if self.is_held() {
             let held = format!("{message}: {HELD}");
             (held.clone(), held)
         } else {
