@@ -135,6 +135,32 @@ async fn a_definition_refuses_senseless_jobs() -> Result<()> {
     Ok(())
 }
 
+#[tokio::test]
+async fn a_cancel_is_not_taken_back() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    if !is_since(&cluster, 25).await? {
+        return Ok(());
+    }
+    let job = cluster.job("tried").images(["nginx:1.25"]).on(["edge-1"]).apply().await?;
+    let for_good = Some("cancel cannot be taken back: create a new job");
+    for (spec, expected) in [
+        (json!({"suspend": true}), None),
+        (json!({"cancel": false}), None),
+        (json!({"cancel": true}), None),
+        (json!({"cancel": false}), for_good),
+        (json!({"cancel": null}), for_good),
+        (json!({"suspend": false}), None),
+    ] {
+        let answer = job.patch_spec(spec.clone()).await;
+        let refusal = answer.as_ref().err().and_then(refused);
+        check(&spec.to_string(), refusal.as_deref(), expected)?;
+        if expected.is_none() {
+            answer?;
+        }
+    }
+    Ok(())
+}
+
 /// Changes of a job of Kruise that both kinds have, and what is said of them.
 fn of_kruises_jobs() -> Vec<(Value, Option<&'static str>)> {
     let percent = Some("parallelism does not support percentage value");

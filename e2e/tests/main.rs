@@ -3,6 +3,7 @@
 
 mod api_faults;
 mod bad_input;
+mod cancels;
 mod cel;
 mod consent;
 mod course;

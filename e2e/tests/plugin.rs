@@ -105,14 +105,19 @@ async fn a_bad_night_with_the_plugin() -> Result<()> {
     me.runs("resume night").await?.is(0, &["night resumed"])?;
     me.runs("resume night -o name").await?.is(0, &["imageprepulljob.operations.kubeedge.io/night\n"])?;
 
-    // Cancelled, it keeps its record, and can be taken up again.
+    // Cancelled, it keeps its record, and is not taken up again.
     me.runs("cancel night").await?.is(0, &["night cancelled"])?;
-    me.runs("status night -w --timeout 1m").await?.is(1, &["Failure", "kubectl prepull retry night"])?;
+    me.runs("status night -w --timeout 1m")
+        .await?
+        .is(1, &["Failure", "cancelled; 0 nodes did not end, 1 not started"])?;
     me.runs("cancel night").await?.is(1, &["job night has ended already"])?;
     me.runs("suspend night").await?.is(1, &["there is nothing to suspend"])?;
-    me.runs("retry night").await?.is(0, &[])?;
-    job.until("runs again", |status| status.phase == JobPhase::InProgress).await?;
-    assert_eq!(job.get().await?.spec.active_deadline_seconds, None);
+    for command in ["retry night", "resume night"] {
+        me.runs(command)
+            .await?
+            .is(1, &["job night was cancelled, which is for good", "kubectl prepull run"])?;
+    }
+    me.runs("why edge-1 night").await?.is(0, &["job night was cancelled, and has not started it"])?;
 
     // A job that makes no sense says so at once.
     me.runs("run nginx --name odd --tolerate 2 --wait=1m")
