@@ -89,7 +89,7 @@ async fn a_job_without_eligible_nodes_is_a_failure_with_its_reason() -> Result<(
     cluster.edge_nodes(&["edge-2"]).await?;
     let template = "spec.imagePrePullTemplate";
 
-    let none_fits = cluster.job("none-fits").images(["nginx:1.25"]).on(["edge-1", "ghost", "cloud-1"]);
+    let none_fits = cluster.job("none-fits").images(["nginx:1.25"]).on(["ghost", "cloud-1"]);
     let none_matches = cluster.job("none-matches").images(["nginx:1.25"]).on_label("site", "moon");
     let both = cluster.job("both").images(["nginx:1.25"]).on(["edge-2"]).on_label("site", "moon");
     let neither = cluster.job("neither").images(["nginx:1.25"]);
@@ -98,7 +98,7 @@ async fn a_job_without_eligible_nodes_is_a_failure_with_its_reason() -> Result<(
             none_fits,
             "NoEligibleNodes",
             format!(
-                "{template}.nodeNames: no node is eligible: edge-1 is NotReady, ghost is not found, cloud-1 is not an edge node"
+                "{template}.nodeNames: no node is eligible: ghost is not found, cloud-1 is not an edge node"
             ),
         ),
         (none_matches, "NoEligibleNodes", format!("{template}.labelSelector: no node matches")),
@@ -122,7 +122,26 @@ async fn a_job_without_eligible_nodes_is_a_failure_with_its_reason() -> Result<(
         assert_eq!(status.summary.desired, 0);
     }
     let status = cluster.existing_job("none-fits").status().await?;
-    assert_eq!(status.summary.skipped, 3);
-    assert_eq!(status.skipped("edge-1"), Some("NotReady"));
+    assert_eq!(status.summary.skipped, 2);
+    assert_eq!(status.skipped("cloud-1"), Some("not an edge node"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_job_begins_once_its_node_is_ready() -> Result<()> {
+    let registry = Registry::start().await?;
+    let mut stage = Stage::with_edges(&["edge-1"]).await?;
+    stage.cluster.mark_ready("edge-1", false).await?;
+    let reference = registry.seed(&Image::small("selection")?, "team/app:v1")?;
+    let job = stage.cluster.job("patient").images([&reference]).on(["edge-1"]).apply().await?;
+    let status = job.until("waits", |status| !status.reason.is_empty()).await?;
+    assert_eq!((status.phase, status.skipped("edge-1")), (JobPhase::Init, Some("NotReady")));
+    ensure!(status.reason.starts_with("waits for a Ready node"), "{}", status.reason);
+    // It does so under the next leader as well.
+    stage.cloud.restart().await?;
+    let me = Person::new(stage.cluster.kubeconfig());
+    me.runs("retry patient").await?.is(1, &["job patient has not ended"])?;
+    stage.cluster.mark_ready("edge-1", true).await?;
+    assert_eq!(job.completes().await?.summary.successful, 1);
     Ok(())
 }

@@ -176,11 +176,15 @@ impl Controller {
                 continue;
             }
             let mut effects = Effects::new(now, &mut self.actions);
+            let has_begun = job.has_begun();
             job.advance(&self.nodes, &mut effects);
             job.write_if_due(&mut effects);
-            let (wakeup, is_over) = (job.next_wakeup(), job.is_over());
+            let (wakeup, is_over, begins) = (job.next_wakeup(), job.is_over(), job.has_begun() && !has_begun);
             self.apply_moves(&uid);
             self.agenda.wake(&uid, wakeup);
+            if begins {
+                self.attach_all(&uid);
+            }
             if is_over && self.attached.remove(&uid) {
                 self.slots.detach(&uid);
             }
@@ -271,6 +275,10 @@ impl Controller {
             .iter_mut()
             .filter_map(|(uid, job)| job.add_if_chosen(&node).then(|| uid.clone()))
             .collect();
+        let awaited = self.jobs.iter().filter(|(_, job)| job.waits_for(&node));
+        for uid in awaited.map(|(uid, _)| uid.clone()).collect::<Vec<_>>() {
+            self.agenda.mark(&uid);
+        }
         let name = node.name.clone();
         self.nodes.insert(name.clone(), node);
         for uid in joined {

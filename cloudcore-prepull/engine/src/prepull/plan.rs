@@ -16,7 +16,7 @@ use prepull_api::task::{NodeName, PullPolicy};
 use crate::prepull::validate::{
     JobImage, NodeSelection, OverriderGroup, Refusal, ValidatedJob, image_rule_field, secret_rule_field,
 };
-use crate::shared::node_view::NodeView;
+use crate::shared::node_view::{NOT_READY, NodeView};
 
 mod keys;
 mod labels;
@@ -42,6 +42,11 @@ impl Selection {
     /// Takes the names that have no Node out of the skipped ones: they count as failed, unless the job allows them.
     pub fn take_missing(&mut self) -> Vec<NodeName> {
         self.skipped.extract_if(.., |node| is_missing(node)).map(|node| NodeName(node.node_name)).collect()
+    }
+
+    /// Whether no node can be used, and one could if it were Ready.
+    pub fn waits_for_ready(&self) -> bool {
+        self.eligible.is_empty() && self.skipped.iter().any(|node| node.reason == NOT_READY)
     }
 }
 
@@ -146,11 +151,11 @@ pub fn plan(job: &ValidatedJob, nodes: &BTreeMap<NodeName, NodeView>) -> Result<
 
 /// Whether the job would choose this node now.
 pub fn chooses(job: &ValidatedJob, node: &NodeView) -> bool {
-    let asked = match &job.nodes {
+    let asked = || match &job.nodes {
         NodeSelection::Names(names) => names.contains(&node.name),
         NodeSelection::Labels(selector) => selector.matches(&node.labels),
     };
-    asked && node.unfit().is_none()
+    node.unfit().is_none() && asked()
 }
 
 /// Plans a single node, whether or not the job would choose it now: after a restart of cloudcore it may be NotReady and

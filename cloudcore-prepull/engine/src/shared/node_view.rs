@@ -8,7 +8,7 @@ use prepull_api::task::NodeName;
 use serde::{Deserialize, Serialize};
 
 const NOT_EDGE: &str = "not an edge node";
-const NOT_READY: &str = "NotReady";
+pub(crate) const NOT_READY: &str = "NotReady";
 
 /// What planning needs to know of a Node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -100,6 +100,12 @@ impl Check {
         if ends.contains(&event.reason) {
             self.ended.insert(job.clone());
         }
+        // It may have waited for a Ready node since then.
+        if event.reason == reasons::STARTED
+            && let Some(spec) = self.accepted(job).cloned()
+        {
+            self.beginnings.entry(job.clone()).or_insert(spec);
+        }
         // It has not begun: whatever is valid next is what it may begin with.
         if event.reason == reasons::NO_ELIGIBLE_NODES {
             self.beginnings.remove(job);

@@ -12,8 +12,10 @@
 //! change of the spec) and `lifecycle` (advance, end, retry, delete) tie them together.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use jiff::Timestamp;
+use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodeClock, NodePhase, NodeStatus, Summary};
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{JobUid, NodeName, TaskId, TaskResult};
@@ -23,6 +25,7 @@ use super::{Action, Content, Effects, JobObject, Object, cancel, rest_of};
 use crate::prepull::aggregate::{self, Parts};
 use crate::prepull::plan;
 use crate::prepull::rollout::Reattach;
+use crate::prepull::validate::ValidatedJob;
 use crate::shared::in_hand::TaskInHand;
 use crate::shared::node_view::NodeView;
 use crate::shared::outcomes::DispatchOutcome;
@@ -53,11 +56,20 @@ type Nodes = BTreeMap<NodeName, NodeView>;
 
 #[derive(Debug)]
 pub(super) struct Job {
+    /// What the job begins with once a node of it is Ready, while none is.
+    waiting: Option<Waiting>,
     spec: SpecState,
     course: Course,
     members: Members,
     output: Output,
     events: JobEvents,
+}
+
+/// A job that could begin if one of its nodes were Ready.
+#[derive(Debug)]
+struct Waiting {
+    object: Box<ImagePrePullJob>,
+    job: Arc<ValidatedJob>,
 }
 
 pub(super) fn uid_of(object: &JobObject) -> JobUid {
@@ -78,9 +90,19 @@ impl Job {
         (self.events.name(), self.members.rollout().summary())
     }
 
+    /// Whether nodes were chosen, at any time.
+    pub(super) fn has_begun(&self) -> bool {
+        self.course.has_begun()
+    }
+
     /// Whether nothing of the job is left to do unless a person asks for more.
     pub(super) fn is_over(&self) -> bool {
         !self.course.is_running()
+    }
+
+    /// Whether the job waits for a Ready node, and would take this one.
+    pub(super) fn waits_for(&self, node: &NodeView) -> bool {
+        self.waiting.as_ref().is_some_and(|waiting| plan::chooses(&waiting.job, node))
     }
 
     /// Whether it is not known what the job carries out: an earlier version of cloudcore had not stored it, and the spec

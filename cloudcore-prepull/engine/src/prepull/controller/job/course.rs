@@ -216,7 +216,7 @@ impl Course {
         std::mem::replace(&mut self.policy, job.policy.clone())
     }
 
-    /// The job has never begun, and is over for this reason.
+    /// The job has never begun, and is over for this reason, or waits to begin.
     pub(super) fn refuse(&mut self, phase: JobPhase, reason: String) {
         (self.phase, self.reason) = (phase, reason);
     }

@@ -18,6 +18,7 @@ use crate::shared::writes::{Deferred, Pace};
 impl Job {
     /// Ends nodes whose time is over, starts further ones, and ends the job where it is over.
     pub(in crate::prepull::controller) fn advance(&mut self, nodes: &Nodes, effects: &mut Effects<'_>) {
+        self.begin_waiting(nodes, effects);
         if self.is_over() {
             return self.delete_if_due(effects);
         }
@@ -33,6 +34,8 @@ impl Job {
             Verdict::Running | Verdict::Draining if is_cancelled => {
                 Some(Stop::Cancelled).filter(|_| !self.course.is_rechecking())
             }
+            // It has waited for a Ready node, and was cancelled.
+            Verdict::NoneLeft if is_cancelled => Some(Stop::Cancelled),
             Verdict::Running | Verdict::Draining if is_late => Some(Stop::OutOfTime),
             _ => None,
         };

@@ -8,11 +8,14 @@ use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
 use prepull_api::crd::report::ReportBody;
 use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodeStatus, Summary};
 use prepull_api::task::NodeName;
+use prepull_api::wire::truncate_reason;
 
 use super::super::{Effects, JobObject, rest_of};
 use super::members::{fresh_record, missing_record, plans};
 use super::stored::{Asked, Resumed, StoredRecords, known_rounds};
-use super::{Course, Job, JobEvents, Members, Nodes, Output, SpecState, generation_of, spec, uid_of};
+use super::{
+    Course, Job, JobEvents, Members, Nodes, Output, SpecState, Waiting, generation_of, spec, uid_of,
+};
 use crate::prepull::download::WindowRule;
 use crate::prepull::plan;
 use crate::prepull::rollout::{Rollout, Settings, is_missing};
@@ -35,6 +38,7 @@ impl Job {
         let rest = rest_of(object);
         let name = rest.metadata.name.clone().unwrap_or_default();
         let mut job = Self {
+            waiting: None,
             spec: SpecState::default(),
             course: Course::new(),
             members: Members::none(),
@@ -57,6 +61,7 @@ impl Job {
 
     /// Chooses the nodes of a new job and plans for them.
     pub(super) fn begin(&mut self, object: &JobObject, nodes: &Nodes, effects: &mut Effects<'_>) {
+        self.waiting = None;
         let object = match object {
             Ok(object) => object,
             Err(unreadable) => return self.refuse(reasons::INVALID_SPEC, &unreadable.error, effects),
@@ -66,8 +71,15 @@ impl Job {
             Err(refusal) => return self.refuse(reasons::INVALID_SPEC, &refusal.to_string(), effects),
         };
         let mut selection = plan::select(&job, nodes);
+        let waits = selection.waits_for_ready();
         let plan = match plan::plan(&job, nodes) {
-            Ok(plan) => plan,
+            Ok(plan) => plan.nodes,
+            // It begins with no node, and ends.
+            Err(_) if waits && job.policy.cancel => Vec::new(),
+            Err(refusal) if waits => {
+                self.members.skip_all(selection.skipped);
+                return self.wait_for_ready(object, job, &refusal.message, effects);
+            }
             Err(refusal) => {
                 let has_nodes = !selection.eligible.is_empty();
                 let reason = if has_nodes { reasons::INVALID_SPEC } else { reasons::NO_ELIGIBLE_NODES };
@@ -75,14 +87,15 @@ impl Job {
                 return self.refuse(reason, &refusal.to_string(), effects);
             }
         };
-        let missing = if job.policy.allow_missing_nodes { Vec::new() } else { selection.take_missing() };
-        let (images, chosen, skipped) = (job.images.len(), plan.nodes.len(), selection.skipped.len());
+        let allows_missing = job.policy.allow_missing_nodes || plan.is_empty();
+        let missing = if allows_missing { Vec::new() } else { selection.take_missing() };
+        let (images, chosen, skipped) = (job.images.len(), plan.len(), selection.skipped.len());
         let (images, chosen) = (counted_len(images, "image"), counted_len(chosen, "node"));
         let mut note = format!("{images} on {chosen}, {skipped} skipped");
         if !missing.is_empty() {
             note = format!("{note}, {} not found", missing.len());
         }
-        let records = plan.nodes.iter().map(|(node, _)| fresh_record(node));
+        let records = plan.iter().map(|(node, _)| fresh_record(node));
         let records: Vec<_> = records.chain(missing.iter().map(missing_record)).collect();
         self.course.configure(&job);
         self.course.begin(effects.now);
@@ -90,13 +103,37 @@ impl Job {
         self.output.restore_reports(&[], Some(&job));
         self.output.grow(records.len());
         let rollout = Rollout::new(settings(&job), records);
-        self.members.begin(Some(job), plan.nodes.into_iter().collect(), rollout);
+        self.members.begin(Some(job), plan.into_iter().collect(), rollout);
         if !self.course.is_cancelled() {
             self.events.emit_normal(reasons::STARTED, &note, effects);
             self.events.emit_left_out(&selection.skipped, &missing, effects);
         }
         self.members.skip_all(selection.skipped);
         self.output.begin();
+    }
+
+    /// The job has not begun, since none of its nodes is Ready.
+    fn wait_for_ready(
+        &mut self,
+        object: &ImagePrePullJob,
+        job: Arc<ValidatedJob>,
+        why: &str,
+        effects: &mut Effects<'_>,
+    ) {
+        let object = Box::new(ImagePrePullJob { status: None, ..object.clone() });
+        self.waiting = Some(Waiting { object, job });
+        self.spec.clear_refusal();
+        let reason = truncate_reason(&format!("waits for a Ready node: {why}"));
+        self.events.emit_warning(reasons::NO_ELIGIBLE_NODES, &reason, effects);
+        self.course.refuse(JobPhase::Init, reason);
+        self.output.touch_status(Pace::Now);
+    }
+
+    /// Begins a job that has waited, once a node of it is Ready.
+    pub(super) fn begin_waiting(&mut self, nodes: &Nodes, effects: &mut Effects<'_>) {
+        if let Some(waiting) = self.waiting.take_if(|waiting| has_eligible(&waiting.job, nodes)) {
+            self.begin(&Ok(waiting.object), nodes, effects);
+        }
     }
 
     /// Goes on with a job that an earlier run of cloudcore began: with what that one carried out, and then with what was
@@ -210,6 +247,10 @@ impl Job {
         self.events.emit_warning(reason, message, effects);
         self.output.touch_status(Pace::Now);
     }
+}
+
+fn has_eligible(job: &ValidatedJob, nodes: &Nodes) -> bool {
+    !plan::select(job, nodes).eligible.is_empty()
 }
 
 /// Whether the Node of this record exists.

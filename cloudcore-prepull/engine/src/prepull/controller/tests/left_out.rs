@@ -162,3 +162,96 @@ fn a_missing_node_joins_once_it_exists_where_the_job_follows_its_nodes() {
     assert_eq!((status.phase, status.summary.successful), (JobPhase::Completed, 2));
     assert_eq!((missing(&world), status.failures_by_code.len()), (vec![], 0));
 }
+
+fn not_ready(name: &str) -> NodeView {
+    NodeView { ready: false, ..edge(name) }
+}
+
+#[test]
+fn a_job_waits_for_a_ready_node() {
+    for leader_changes in [false, true] {
+        let mut world = World::new(&[]);
+        world.give(Input::Nodes(vec![not_ready("a"), not_ready("b")]));
+        let wanted = |world: &World| job(names(&["a", "b"]), 1, world.stored.as_ref());
+        let object = wanted(&world);
+        world.give(object);
+        world.pass(1000);
+        let status = world.status();
+        assert_eq!(
+            (status.phase, status.summary.skipped, status.start_time.is_some()),
+            (JobPhase::Init, 2, false)
+        );
+        assert!(status.reason.contains("a is NotReady"), "{}", status.reason);
+        assert_eq!((world.condition("Valid").0, world.condition("Finished").0), ("True", "False"));
+        assert_eq!(world.events, ["NoEligibleNodes"]);
+        if leader_changes {
+            world.controller = Controller::default();
+            world.give(Input::Nodes(vec![not_ready("a"), not_ready("b")]));
+            world.give(Input::Reports(Vec::new()));
+            let object = wanted(&world);
+            world.give(object);
+        }
+        world.up("a", &[]);
+        // Another node, or one that stays as it was, is nothing to it.
+        world.give(Input::Node(edge("other")));
+        world.give(Input::Node(not_ready("b")));
+        world.pass(1000);
+        assert_eq!((world.status().phase, world.dispatched.len()), (JobPhase::Init, 0));
+        world.give(Input::Node(edge("a")));
+        assert_eq!(world.dispatched, ["a".into()]);
+        world.ends("a", TaskOutcome::Succeeded);
+        world.pass(1000);
+        let status = world.status();
+        assert_eq!(
+            (status.phase, status.summary.desired, status.summary.skipped),
+            (JobPhase::Completed, 1, 1)
+        );
+    }
+}
+
+#[test]
+fn nodes_that_become_ready_together_begin_together() {
+    let mut world = World::new(&[]);
+    world.give(Input::Nodes(vec![not_ready("a"), not_ready("b")]));
+    world.give(job(names(&["a", "b"]), 1, None));
+    world.give(Input::Nodes(vec![edge("a"), edge("b")]));
+    world.pass(1000);
+    assert_eq!((world.status().phase, world.status().summary.desired), (JobPhase::InProgress, 2));
+}
+
+#[test]
+fn a_spec_that_no_node_satisfies_is_refused() {
+    let mut world = World::new(&[]);
+    world.give(Input::Node(not_ready("a")));
+    let mut cloud = not_ready("cloud");
+    cloud.labels.clear();
+    world.give(Input::Node(cloud));
+    for (generation, nodes) in (1..).zip([["ghost"], ["cloud"]]) {
+        world.give(job(names(&nodes), generation, world.stored.as_ref()));
+        world.pass(1000);
+        assert_eq!((world.status().phase, world.condition("Valid").0), (JobPhase::Failure, "False"));
+    }
+    // An edit may make it one that waits, and the other way round.
+    world.give(job(names(&["a"]), 3, world.stored.as_ref()));
+    world.pass(1000);
+    assert_eq!((world.status().phase, world.condition("Valid").0), (JobPhase::Init, "True"));
+    world.give(job(names(&["ghost"]), 4, world.stored.as_ref()));
+    world.give(Input::Node(edge("a")));
+    world.pass(1000);
+    assert_eq!((world.status().phase, world.dispatched.len()), (JobPhase::Failure, 0));
+}
+
+#[test]
+fn a_waiting_job_can_be_cancelled() {
+    let mut world = World::new(&[]);
+    world.give(Input::Node(not_ready("a")));
+    world.give(job(names(&["a", "ghost"]), 1, None));
+    world.pass(1000);
+    let cancelled = with_spec(names(&["a", "ghost"]), json!({"cancel": true}), 2, world.stored.as_ref());
+    world.give(cancelled);
+    world.give(Input::Node(edge("a")));
+    world.up("a", &[]);
+    world.pass(1000);
+    assert_eq!((world.status().phase, world.condition("Failed")), (JobPhase::Failure, ("True", "Cancelled")));
+    assert_eq!((world.dispatched.len(), world.status().summary.skipped), (0, 2));
+}

@@ -84,7 +84,10 @@ fn selector(job: &ImagePrePullJob) -> Option<String> {
 /// How a node joins a job that has begun without it.
 fn join(job: &ImagePrePullJob) -> String {
     let name = job.name_any();
-    if jobs::is_over(job) {
+    let has_begun = job.status.as_ref().is_some_and(|status| status.start_time.is_some());
+    if !has_begun && !jobs::is_over(job) {
+        "mend that: the job begins once one of its nodes is Ready".to_owned()
+    } else if jobs::is_over(job) {
         format!(
             "mend that, and let it join in another round: set spec.followNodes (kubectl edit ippj {name}), and kubectl prepull retry {name}"
         )
