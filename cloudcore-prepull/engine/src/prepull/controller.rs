@@ -282,6 +282,8 @@ impl Controller {
         let name = node.name.clone();
         self.nodes.insert(name.clone(), node);
         for uid in joined {
+            // It may be attached already: a name without a Node is.
+            self.agenda.mark(&uid);
             self.attach(&uid, &name);
         }
     }

@@ -255,3 +255,19 @@ fn a_waiting_job_can_be_cancelled() {
     assert_eq!((world.status().phase, world.condition("Failed")), (JobPhase::Failure, ("True", "Cancelled")));
     assert_eq!((world.dispatched.len(), world.status().summary.skipped), (0, 2));
 }
+
+#[test]
+fn a_named_node_is_looked_at_once_it_appears() {
+    let mut world = World::new(&["a"]);
+    for node in ["a", "ghost"] {
+        world.up(node, &[]);
+    }
+    let mut template = names(&["a", "ghost"]);
+    template["failureTolerate"] = json!("0.5");
+    world.give(with_spec(template, json!({"followNodes": true}), 1, None));
+    world.pass(1000);
+    world.dispatched.clear();
+    // Its edge is connected already, so nothing else happens to the job.
+    world.give(Input::Node(edge("ghost")));
+    assert_eq!(world.dispatched, ["ghost".into()]);
+}
