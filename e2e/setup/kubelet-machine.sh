@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # A machine for a kubelet: a network, mounts, processes and a host name of its own on this system's /usr. It runs nothing
 # but a process 1 that reaps; containerd and kubelet are started in it with nsenter. It lives as long as this script.
-# Usage: kubelet-machine.sh NAME NETNS DIR: its host name, the network namespace, and a directory with what it keeps on
-# disk. Once it's up, DIR/up has the name of its control group.
+# Usage: kubelet-machine.sh NAME NETNS DIR [PATH]...: its host name, the network namespace, a directory with what it keeps on
+# disk, and directories of programs that it has too. Once it's up, DIR/run/kubernetes/up has the name of its control group.
 set -euo pipefail
 
 if [[ ${1-} != --inside ]]; then
@@ -55,7 +55,6 @@ umount --lazy old
 # What a kubelet mounts for a pod has to reach containerd and, where a pod asks for it, the pod.
 mount --make-rshared /
 
-# The directory of the test is not within reach from here: the group is said where it is.
 printf '%s\n' "$group" >/run/kubernetes/up
 trap 'exit 0' TERM
 # Shims of containers end up as our children: the shell reaps them.

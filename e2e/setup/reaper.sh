@@ -7,8 +7,8 @@
 #   dir PATH            a directory below /tmp, $TMPDIR or /run, absolute
 #   netns NAME          a network namespace as `ip netns` names it
 #
-# Order: processes, with their group (if they lead one) and descendants; mounts below the
-# directories; namespaces; directories. Nothing else is touched.
+# Order: processes, with their group (if they lead one) and descendants, and the control groups that machines have named
+# after theirs; mounts below the directories; namespaces; directories. Nothing else is touched.
 set -euo pipefail
 
 # Not on our inherited stdout and stderr: a test runner would wait for us to close them.
@@ -131,6 +131,16 @@ while read -r kind value more; do
 done
 
 kill_all
+for pid in "${!processes[@]}"; do
+  for group in "/sys/fs/cgroup/prepull-$pid" /sys/fs/cgroup/*/"prepull-$pid"; do
+    [[ -d $group ]] || continue
+    # The last processes of a machine die a moment after its first one.
+    for ((tries = 0; tries < 40; tries++)); do
+      find "$group" -depth -type d -exec rmdir {} + 2>/dev/null && break
+      sleep 0.05
+    done
+  done
+done
 for dir in "${dirs[@]}"; do
   # Again: it may have become a symbolic link since.
   if dir=$(allowed "$dir"); then unmount_below "$dir"; fi
