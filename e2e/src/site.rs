@@ -38,6 +38,8 @@ pub struct Site {
     pub registry: Registry,
     /// Proxy through which every node of the site reaches the registry.
     pub link: Proxy,
+    /// Whether Kruise's API is served.
+    has_kruise: bool,
 }
 
 impl Site {
@@ -70,7 +72,7 @@ impl Site {
         let (cluster, registry) = Self::start_parts().await?;
         cluster.install_kruise().await?;
         let cloud = Cloud::with_kruise(&cluster).args(cloud).await?;
-        Self::assemble(cluster, registry, cloud).await
+        Ok(Self { has_kruise: true, ..Self::assemble(cluster, registry, cloud).await? })
     }
 
     /// Starts a site in the given cluster, with a proxy between the cloud and the API server.
@@ -106,12 +108,17 @@ impl Site {
         let link = Proxy::http(registry.addr())?;
         registry.route_through(&link)?;
         cluster.registry_secret(SECRET.0, SECRET.1, &[registry.login(USER)?]).await?;
-        Ok(Self { cluster, cloud, registry, link })
+        Ok(Self { cluster, cloud, registry, link, has_kruise: false })
     }
 
-    /// Creates a Node that is Ready, and returns its edge node, which `.await` starts.
+    /// Creates a Node that is Ready, and returns its edge node, which `.await` starts. With Kruise's API its NodeImage is there
+    /// as well: a job that comes before has no node. API servers of today take no objects of a definition for two seconds
+    /// after it is established.
     pub async fn node(&self, name: &str) -> Result<Start<'_>> {
         self.cluster.edge_nodes(&[name]).await?;
+        if self.has_kruise {
+            self.cluster.node_image(name).exists().await?;
+        }
         Ok(EdgeNode::start(&self.cluster, &self.cloud, name))
     }
 
