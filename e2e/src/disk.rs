@@ -94,7 +94,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Mounts what the power cut has left. Whoever used the disk must have ended.
+    /// Mounts what the power cut has left. The processes that used the disk must have ended.
     pub(crate) async fn power_on(&mut self) -> Result<()> {
         unmount_below(&self.root);
         self.cuts += 1;

@@ -9,7 +9,7 @@ const SESSIONS: u64 = 20_000;
 /// of enrolment and of metrics, and the program's own files.
 const BESIDE_SESSIONS: u64 = 17_000;
 
-/// Warns if the limit of this process is too low for so many edge nodes.
+/// Warns if the limit of this process is too low for this number of edge nodes.
 pub(super) fn check_limit(edges: usize) {
     let limit = process::open_files_limit();
     if let Some(needed) = find_need_above(limit, edges) {

@@ -2,7 +2,7 @@
 //! upgrade a definition or a right may be missing), and KubeEdge does not serve the same jobs.
 //!
 //! A standby makes the same check, and isn't available before it has passed: a rollout would otherwise end well with
-//! replicas none of which can lead.
+//! replicas that all fail to lead.
 
 use std::convert::Infallible;
 use std::sync::Arc;

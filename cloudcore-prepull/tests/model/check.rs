@@ -44,7 +44,7 @@ pub(crate) struct Check {
     unread: BTreeSet<(JobUid, NodeName, u64)>,
     /// The references of each task that was dispatched.
     references: BTreeMap<(NodeName, TaskId), Vec<String>>,
-    /// Jobs of which the leader has heard since the last flush that they are cancelled: what it did before it heard so comes
+    /// Jobs whose cancellation has reached the leader since the last flush: what it did before that comes
     /// out of the next one.
     just_cancelled: BTreeSet<JobUid>,
     /// Jobs that were cancelled while it was not known what they carry out.

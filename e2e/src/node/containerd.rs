@@ -51,7 +51,7 @@ pub struct Containerd {
 enum Data {
     /// The file system of the test.
     Shared,
-    /// A tmpfs of so many bytes.
+    /// A tmpfs with this size in bytes.
     Memory(u64),
     /// A disk whose power can be cut.
     Disk(Format),

@@ -1,4 +1,4 @@
-//! Flushes that images share: one that begins after an image or a layer was unpacked covers it, whoever asked for it.
+//! Flushes that images share: one that begins after an image or a layer was unpacked covers it for every caller.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,7 +14,7 @@ pub(crate) struct Flushes {
 }
 
 impl Flushes {
-    /// Returns once a flush has ended well that began after this call. Makes it if nobody else does.
+    /// Waits for a successful flush that began after this call. Starts one unless another caller already has.
     pub(crate) async fn cover<E>(&self, flush: impl Future<Output = Result<(), E>>) -> Result<(), E> {
         let earlier = self.begun.load(Ordering::Relaxed);
         let mut ended = self.ended.lock().await;

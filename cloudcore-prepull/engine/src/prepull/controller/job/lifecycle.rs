@@ -77,7 +77,7 @@ impl Job {
                 let (attempt, note) = (record.attempt, note_of(record));
                 let task = TaskId { job: self.events.uid().clone(), attempt };
                 effects.emit(cancel(&node, task, &record.reason));
-                // One event tells of all nodes that a person has stopped.
+                // One event covers every node that the cancellation stopped.
                 if record.code != Some(FailureCode::Cancelled) {
                     self.events.emit_node_warning(reasons::NODE_UNKNOWN, &note, effects);
                 }
