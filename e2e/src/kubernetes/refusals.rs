@@ -1,7 +1,5 @@
 //! What an API server has refused, by its audit log.
 
-use std::fmt;
-
 use anyhow::{Context, Result};
 use serde_json::Value;
 
@@ -18,12 +16,6 @@ impl Refusal {
     /// Whether a ServiceAccount of this namespace was refused.
     pub fn is_of(&self, namespace: &str) -> bool {
         self.user.starts_with(&format!("system:serviceaccount:{namespace}:"))
-    }
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.user, self.request)
     }
 }
 

@@ -103,16 +103,6 @@ impl Worker {
         Ok(worker)
     }
 
-    /// Name of the Node.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Address of the machine.
-    pub fn address(&self) -> Ipv4Addr {
-        self.address
-    }
-
     /// Container runtime of the machine.
     pub fn containerd(&self) -> &Containerd {
         &self.containerd
@@ -134,14 +124,6 @@ impl Worker {
     pub fn reaches(&mut self, registry: &Registry) -> Result<()> {
         self.passages.push(reach(&self.space, registry)?);
         Ok(())
-    }
-
-    /// Runs a program on the machine, and returns its output.
-    pub async fn run(&self, line: &[&str]) -> Result<String> {
-        let (program, arguments) = line.split_first().context("an empty line")?;
-        let mut command = Command::new(program);
-        command.args(arguments);
-        parts::output(inside(self.init, &command)).await
     }
 
     /// Kills the kubelet; pods go on. Nothing tells the API server.
