@@ -61,6 +61,10 @@ pub struct ReportBody {
     /// Whether what had begun last was a re-check, and not a round of `spec.retry`.
     #[serde(default, skip_serializing_if = "is_false")]
     pub rechecking: bool,
+    /// `status.firstAttempt` of the job when this was written. A report with another number than the job has is of an
+    /// earlier run: its nodes don't count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_attempt: Option<u32>,
     /// Counts of the nodes in this report by phase.
     #[serde(default)]
     pub summary: Summary,
@@ -191,7 +195,7 @@ mod tests {
         let crd = crd();
         let schema = crd.spec.versions[0].schema.clone().unwrap().open_api_v3_schema.unwrap();
         let fields: Vec<_> = schema.properties.unwrap().into_keys().collect();
-        assert_eq!(fields, ["index", "jobName", "nodeStatus", "recheck", "rechecking", "retry", "summary"]);
+        assert_eq!(fields, ["firstAttempt", "index", "jobName", "nodeStatus", "recheck", "rechecking", "retry", "summary"]);
     }
 
     #[test]

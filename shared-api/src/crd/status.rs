@@ -48,6 +48,10 @@ pub struct ImagePrePullJobStatus {
     /// The last re-check. Absent if there was none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recheck: Option<RecheckStatus>,
+    /// Number of the first attempt that a node may make in this run of the job. A run begins each time a job that has
+    /// ended gets other images, nodes or overriders. Absent in the first run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_attempt: Option<u32>,
     /// Hash of the part of the spec that must not change after the start, names of nodes included. It tells whether that
     /// part has changed.
     #[serde(default, skip_serializing_if = "String::is_empty")]

@@ -8,6 +8,7 @@ use prepull_api::crd::status::{
     RolloutStatus, SkippedNode, Summary,
 };
 
+use crate::prepull::rollout::FIRST_ATTEMPT;
 use crate::shared::reasons;
 
 /// Bytes of `nodeStatus` as JSON, at most: with what else is in the object it stays below the 256 KiB that an
@@ -42,6 +43,8 @@ pub struct Parts<'a> {
     pub retry: u32,
     /// The last re-check.
     pub recheck: Option<RecheckStatus>,
+    /// Number of the first attempt in this run.
+    pub first_attempt: u32,
     /// A hash of the fixed part of the spec that the job began with.
     pub spec_hash: &'a str,
     /// The spec that is carried out, as JSON.
@@ -63,8 +66,8 @@ pub struct Parts<'a> {
 pub struct Fact {
     /// Valid, Progressing, Suspended, Complete, Failed or Finished.
     pub type_: &'static str,
-    /// True or False.
-    pub status: bool,
+    /// True or False; `None` where it's unknown.
+    pub status: Option<bool>,
     /// One CamelCase word.
     pub reason: &'static str,
     /// One sentence.
@@ -87,6 +90,7 @@ pub fn status<'a>(
         rollout,
         retry,
         recheck,
+        first_attempt,
         spec_hash,
         started_spec,
         summary,
@@ -107,6 +111,7 @@ pub fn status<'a>(
         rollout,
         retry,
         recheck,
+        first_attempt: stored_first_attempt(first_attempt),
         spec_hash: spec_hash.to_owned(),
         started_spec: started_spec.to_owned(),
         conditions: merge_conditions(conditions, facts, generation, now),
@@ -133,10 +138,16 @@ impl Rounds {
     }
 }
 
+/// The number as objects have it, which leave out that of the first run.
+fn stored_first_attempt(first_attempt: u32) -> Option<u32> {
+    Some(first_attempt).filter(|first| *first > FIRST_ATTEMPT)
+}
+
 /// Makes a report of some nodes of a job. `rounds`: those of the job that have begun.
 pub fn report<'a>(
     job_name: &str,
     index: u32,
+    first_attempt: u32,
     rounds: Rounds,
     nodes: impl Iterator<Item = &'a NodeStatus>,
 ) -> ReportBody {
@@ -155,7 +166,8 @@ pub fn report<'a>(
     let node_status = within(&nodes, REPORT_BUDGET, shortened);
     let Rounds { retry, recheck, rechecking } = rounds;
     let (job_name, retry) = (job_name.to_owned(), Some(retry));
-    ReportBody { job_name, index, retry, recheck, rechecking, summary, node_status }
+    let first_attempt = stored_first_attempt(first_attempt);
+    ReportBody { job_name, index, retry, recheck, rechecking, first_attempt, summary, node_status }
 }
 
 /// How many nodes of a job one report holds, when images of these names are pulled: at their usual sizes they
@@ -182,21 +194,38 @@ const COMPLETE: &str = "Complete";
 pub(crate) const FAILED: &str = "Failed";
 
 /// Condition type: whether the job has ended, either way.
-const FINISHED: &str = "Finished";
+pub(crate) const FINISHED: &str = "Finished";
 
-/// The conditions of a job. `refusal`: why the spec, or its last change, was not accepted. `warning`: what is dangerous
-/// about it, although it is carried out.
-pub fn facts(
-    phase: JobPhase,
-    started: bool,
-    suspended: bool,
-    ended_as: Option<&'static str>,
-    refusal: Option<&str>,
-    warning: Option<&str>,
-    reason: &str,
-) -> Vec<Fact> {
-    let fact =
-        |type_, status, reason, message: &str| Fact { type_, status, reason, message: message.to_owned() };
+/// What the conditions of a job follow from.
+#[derive(Debug)]
+pub struct Situation<'a> {
+    /// The phase of the job.
+    pub phase: JobPhase,
+    /// Whether nodes were chosen, at any time.
+    pub started: bool,
+    /// `spec.suspend`.
+    pub suspended: bool,
+    /// The reason of the condition Failed, where it isn't the usual one.
+    pub ended_as: Option<&'static str>,
+    /// Why the spec, or its last change, was not accepted.
+    pub refusal: Option<&'a str>,
+    /// Whether the spec asks for something else than what is carried out, or was: the end of that says nothing of it.
+    pub is_other: bool,
+    /// What is dangerous about the spec, although it is carried out.
+    pub warning: Option<&'a str>,
+    /// `status.reason`, without the refusal.
+    pub reason: &'a str,
+}
+
+/// The conditions of a job. Each is about the spec of the generation that it names.
+pub fn facts(situation: &Situation<'_>) -> Vec<Fact> {
+    let &Situation { phase, started, suspended, ended_as, refusal, is_other, warning, reason } = situation;
+    let fact = |type_, status, reason, message: &str| Fact {
+        type_,
+        status: Some(status),
+        reason,
+        message: message.to_owned(),
+    };
     let valid = match refusal {
         None => fact(VALID, true, reasons::ACCEPTED, warning.unwrap_or_default()),
         Some(refusal) => fact(VALID, false, reasons::REFUSED, refusal),
@@ -234,8 +263,14 @@ pub fn facts(
             ),
         ],
     };
-    let [_, complete, failed] = &rest;
-    let end = [complete, failed].into_iter().find(|fact| fact.status);
+    let [progressing, complete, failed] = &rest;
+    if is_other {
+        let why = "what the spec asks for now has not been carried out: see the condition Valid";
+        let unknown = |type_| Fact { status: None, ..fact(type_, false, reasons::SPEC_CHANGED, why) };
+        let ends = [COMPLETE, FAILED, FINISHED].map(unknown);
+        return [valid, suspension, progressing.clone()].into_iter().chain(ends).collect();
+    }
+    let end = [complete, failed].into_iter().find(|fact| fact.status == Some(true));
     let finished = match end {
         Some(end) => fact(FINISHED, true, end.reason, &end.message),
         None => fact(FINISHED, false, complete.reason, ""),
@@ -348,7 +383,11 @@ fn merge_conditions(
     now: Timestamp,
 ) -> Vec<Condition> {
     let condition = |Fact { type_, status, reason, message }: Fact| {
-        let status = if status { "True" } else { "False" };
+        let status = match status {
+            Some(true) => "True",
+            Some(false) => "False",
+            None => "Unknown",
+        };
         let same = before.iter().find(|old| old.type_ == type_ && old.status == status);
         Condition {
             type_: type_.to_owned(),
@@ -436,7 +475,7 @@ mod tests {
                 node
             })
             .collect();
-        let report = report("job", 3, Rounds::default(), nodes.iter());
+        let report = report("job", 3, FIRST_ATTEMPT, Rounds::default(), nodes.iter());
         assert!(serde_json::to_string(&report).unwrap().len() < REPORT_BUDGET + 1000);
         assert_eq!((report.node_status.len(), report.summary.failure as usize), (capacity, capacity));
         // What a later life of cloudcore needs is there, whole or not.
@@ -480,7 +519,7 @@ mod tests {
     fn a_condition_keeps_its_transition_time_until_it_changes() {
         let early = Timestamp::from_second(1_000).unwrap();
         let late = Timestamp::from_second(2_000).unwrap();
-        let fact = |status| Fact { type_: "Complete", status, reason: "X", message: String::new() };
+        let fact = |status| Fact { type_: "Complete", status: Some(status), reason: "X", message: String::new() };
         let first = merge_conditions(&[], vec![fact(false)], Some(1), early);
         let second = merge_conditions(&first, vec![fact(false)], Some(1), late);
         assert_eq!(second[0].last_transition_time, Time(early));

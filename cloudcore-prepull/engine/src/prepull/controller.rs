@@ -114,6 +114,11 @@ impl Controller {
                     self.agenda.remove(&uid);
                     self.load(&uid, &object, reports.into_iter().map(|report| report.body).collect());
                     self.unpin_unless_wanted(&uid, parked.pins);
+                    if let Some(newest) = parked.recalled
+                        && job::generation_of(&newest) > job::generation_of(&object)
+                    {
+                        self.apply_job(&newest);
+                    }
                 }
             }
             Input::Jobs(jobs) => {
@@ -176,14 +181,18 @@ impl Controller {
                 continue;
             }
             let mut effects = Effects::new(now, &mut self.actions);
-            let has_begun = job.has_begun();
+            let (run, pinned) = (job.run(), job.wants_pins());
             job.advance(&self.nodes, &mut effects);
             job.write_if_due(&mut effects);
-            let (wakeup, is_over, begins) = (job.next_wakeup(), job.is_over(), job.has_begun() && !has_begun);
+            let (wakeup, is_over, begins) = (job.next_wakeup(), job.is_over(), job.run() != run);
             self.apply_moves(&uid);
             self.agenda.wake(&uid, wakeup);
             if begins {
                 self.attach_all(&uid);
+                if pinned && run.is_some() {
+                    // The images of the run before; those of this one are pinned when they have been pulled.
+                    self.unpin(&uid);
+                }
             }
             if is_over && self.attached.remove(&uid) {
                 self.slots.detach(&uid);
@@ -310,7 +319,11 @@ impl Controller {
         }
         if let Some(parked) = self.parked.get_mut(&uid) {
             // What the watch tells of may be behind the status that this job ended with.
-            if parked.is_edited(object) && !std::mem::replace(&mut parked.recalled, true) {
+            let newest = parked.recalled.as_ref().map(job::generation_of);
+            if newest.is_some_and(|newest| newest < job::generation_of(object)) {
+                parked.recalled = Some(object.clone());
+            } else if newest.is_none() && parked.is_edited(object) {
+                parked.recalled = Some(object.clone());
                 self.actions.push(Action::Recall { job: uid, name: parked.name.clone() });
             }
             return;
@@ -331,7 +344,7 @@ impl Controller {
         } else if let Some(parked) = Parked::without_reports(object, &reports) {
             let name = parked.name.clone();
             self.agenda.add(&uid, created(object, self.now));
-            self.parked.insert(uid.clone(), Parked { recalled: true, ..parked });
+            self.parked.insert(uid.clone(), Parked { recalled: Some(object.clone()), ..parked });
             self.actions.push(Action::Recall { job: uid, name });
         } else {
             self.load(&uid, object, reports);

@@ -48,6 +48,9 @@ use waves::Waves;
 /// that is silent for this much longer becomes Unknown.
 pub const REPORT_GRACE: Duration = Duration::from_secs(2);
 
+/// Number of the first attempt in the first run of a job.
+pub const FIRST_ATTEMPT: u32 = 1;
+
 /// The reasons of pending nodes that do not start although the concurrency allows it.
 const OFFLINE: &str = "offline: its edgecore-prepull is not connected";
 const BUSY: &str = "waits: the node works on another job";
@@ -202,6 +205,8 @@ pub struct Rollout {
     /// The places of nodes whose start was withdrawn, and may be in the API server until it has that too: they hold their
     /// slots, for the next leader would let them go on.
     withdrawn: BTreeSet<usize>,
+    /// Number of the first attempt in this run of the job.
+    first_attempt: u32,
     /// How many starts there were: see [`Start`].
     starts: u64,
     /// When the re-check that runs is over.
@@ -252,6 +257,7 @@ impl Rollout {
             in_progress: BTreeSet::new(),
             recording: BTreeSet::new(),
             withdrawn: BTreeSet::new(),
+            first_attempt: FIRST_ATTEMPT,
             starts: 0,
             recheck_until: None,
             rechecking: BTreeSet::new(),
@@ -271,6 +277,24 @@ impl Rollout {
             rollout.add(record);
         }
         rollout
+    }
+
+    /// Counts attempts from this number. An edge may still hold a task of an earlier run of the job, whose result must not
+    /// be taken for one of this run.
+    #[must_use]
+    pub fn counting_from(mut self, first_attempt: u32) -> Self {
+        self.first_attempt = first_attempt;
+        self
+    }
+
+    /// The attempt that the node of this record makes, or would make first.
+    pub fn attempt_of(&self, record: &NodeStatus) -> u32 {
+        record.attempt.max(self.first_attempt)
+    }
+
+    /// The highest number of an attempt that a node has made.
+    pub fn last_attempt(&self) -> u32 {
+        self.members.iter().map(|member| member.record.attempt).max().unwrap_or(0)
     }
 
     /// Resumes the waves where an earlier run of cloudcore left them.

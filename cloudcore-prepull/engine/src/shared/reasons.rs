@@ -63,6 +63,8 @@ pub const INVALID_SPEC: &str = "InvalidSpec";
 pub const INVALID: &str = "Invalid";
 /// No node that a job asks for can be used.
 pub const NO_ELIGIBLE_NODES: &str = "NoEligibleNodes";
+/// What the spec asks for now is not what a job has carried out, or carries out.
+pub const SPEC_CHANGED: &str = "SpecChanged";
 /// A change of the spec that a running job cannot follow.
 pub const SPEC_CHANGE_IGNORED: &str = "SpecChangeIgnored";
 /// An object that does not belong to the list has the name of one of its children.

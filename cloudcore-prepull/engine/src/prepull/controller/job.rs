@@ -22,7 +22,7 @@ use prepull_api::task::{JobUid, NodeName, TaskId, TaskResult};
 use prepull_api::wire::{CloudMessage, OpenTask, Progress, truncate_reason};
 
 use super::{Action, Content, Effects, JobObject, Object, cancel, rest_of};
-use crate::prepull::aggregate::{self, Parts};
+use crate::prepull::aggregate::{self, Parts, Situation};
 use crate::prepull::plan;
 use crate::prepull::rollout::Reattach;
 use crate::prepull::validate::ValidatedJob;
@@ -50,6 +50,7 @@ use events::JobEvents;
 use members::{Members, Prepared};
 use output::Output;
 use spec::SpecState;
+pub(super) use start::is_end_unknown;
 
 /// All nodes that there are.
 type Nodes = BTreeMap<NodeName, NodeView>;
@@ -58,6 +59,8 @@ type Nodes = BTreeMap<NodeName, NodeView>;
 pub(super) struct Job {
     /// What the job begins with once a node of it is Ready, while none is.
     waiting: Option<Waiting>,
+    /// What the job carries out once it is over: what is pulled, or where, was changed after it had begun.
+    next: Option<Box<ImagePrePullJob>>,
     spec: SpecState,
     course: Course,
     members: Members,
@@ -76,7 +79,7 @@ pub(super) fn uid_of(object: &JobObject) -> JobUid {
     JobUid(rest_of(object).metadata.uid.clone().unwrap_or_default())
 }
 
-fn generation_of(object: &JobObject) -> i64 {
+pub(super) fn generation_of(object: &JobObject) -> i64 {
     rest_of(object).metadata.generation.unwrap_or_default()
 }
 
@@ -93,6 +96,11 @@ impl Job {
     /// Whether nodes were chosen, at any time.
     pub(super) fn has_begun(&self) -> bool {
         self.course.has_begun()
+    }
+
+    /// The run that has begun, if any, by the number of its first attempt.
+    pub(super) fn run(&self) -> Option<u32> {
+        self.has_begun().then(|| self.course.first_attempt())
     }
 
     /// Whether nothing of the job is left to do unless a person asks for more.
@@ -307,7 +315,8 @@ impl Job {
             self.members.rollout_mut().stamp_starts(report.nodes.clone(), effects.now);
             let rollout = self.members.rollout();
             let records = rollout.records_of(report.nodes);
-            let body = aggregate::report(self.events.name(), report.index, self.course.all_rounds(), records);
+            let (first, rounds) = (self.course.first_attempt(), self.course.all_rounds());
+            let body = aggregate::report(self.events.name(), report.index, first, rounds, records);
             let write = self.write(report.version, Content::Report(Box::new(body)));
             effects.emit(write);
         }
@@ -408,20 +417,22 @@ impl Job {
             rollout: rollout.waves(),
             retry: course.rounds(),
             recheck: course.recheck_status(rollout.rechecked()),
+            first_attempt: course.first_attempt(),
             spec_hash: self.spec.hash(),
             started_spec: self.spec.stored(),
             summary,
             failures_by_code: rollout.failures(),
             conditions: self.output.conditions(),
-            facts: aggregate::facts(
-                course.phase(),
-                course.has_begun(),
-                course.policy().suspend,
-                course.failed_as(),
-                self.spec.refusal(),
-                warning.as_deref().map(truncate_reason).as_deref(),
-                course.reason(),
-            ),
+            facts: aggregate::facts(&Situation {
+                phase: course.phase(),
+                started: course.has_begun(),
+                suspended: course.policy().suspend,
+                ended_as: course.failed_as(),
+                refusal: self.spec.refusal(),
+                is_other: course.has_begun() && !course.ended_as_cancelled() && self.spec.is_other(),
+                warning: warning.as_deref().map(truncate_reason).as_deref(),
+                reason: course.reason(),
+            }),
             skipped: self.members.skipped(),
         };
         aggregate::status(parts, rollout.records(), now)

@@ -8,6 +8,7 @@ use prepull_api::crd::job::ImagePrePullJobSpec;
 use prepull_api::crd::report::ReportBody;
 use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase};
 
+use super::job::is_end_unknown;
 use super::{JobObject, rest_of};
 
 /// How long after its end a job still records late results. A later result is acknowledged, and written nowhere: its
@@ -26,8 +27,8 @@ pub(super) struct Parked {
     pub(super) delete_at: Option<Timestamp>,
     /// Whether the job wants its images pinned.
     pub(super) pins: bool,
-    /// Whether the job and its reports are being read.
-    pub(super) recalled: bool,
+    /// While the job and its reports are being read, the newest object that is known: it may be edited in that time.
+    pub(super) recalled: Option<JobObject>,
 }
 
 impl Parked {
@@ -38,7 +39,8 @@ impl Parked {
         let ended = status.completion_time.as_ref()?.0;
         // What cannot be read asks for nothing.
         let is_seen = object.is_err() || status.observed_generation == job.metadata.generation;
-        (is_seen && parks_at(ended) <= now).then(|| Self::over(object, status, ended))
+        let is_settled = is_seen && (object.is_err() || !is_end_unknown(status));
+        (is_settled && parks_at(ended) <= now).then(|| Self::over(object, status, ended))
     }
 
     /// Parks a job that is over and whose reports are needed now but have not been read: it was edited between the list
@@ -64,7 +66,7 @@ impl Parked {
             delete_at: ttl.and_then(|ttl| ended.checked_add(Duration::from_secs(ttl)).ok()),
             // Where nobody can tell, they stay.
             pins: accepted.map_or(object.is_err() || job.spec.pin, |accepted| accepted.pin),
-            recalled: false,
+            recalled: None,
         }
     }
 

@@ -43,9 +43,14 @@ impl Controller {
     /// job that has been over for long they are not in memory.
     pub(super) fn unpin_unless_wanted(&mut self, uid: &JobUid, before: bool) {
         if before && !self.wants_pins(uid) {
-            let edges = self.pinning.iter().map(|node| unpin(node, vec![uid.clone()]));
-            self.actions.extend(edges);
+            self.unpin(uid);
         }
+    }
+
+    /// Tells all edges that nothing that this job has pinned so far is wanted.
+    pub(super) fn unpin(&mut self, uid: &JobUid) {
+        let edges = self.pinning.iter().map(|node| unpin(node, vec![uid.clone()]));
+        self.actions.extend(edges);
     }
 }
 

@@ -22,6 +22,7 @@ mod rechecks;
 mod relabelled;
 mod reports;
 mod rounds;
+mod runs;
 mod starts;
 mod windows;
 mod withheld;

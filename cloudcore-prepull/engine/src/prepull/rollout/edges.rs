@@ -191,7 +191,7 @@ impl Rollout {
         }
         self.set_online(at, Some(session));
         let record = &self.members[at].record;
-        let current = open.filter(|(attempt, _)| *attempt == record.attempt.max(1));
+        let current = open.filter(|(attempt, _)| *attempt == self.attempt_of(record));
         match (record.phase, current) {
             // Its result follows, and is acknowledged when it is written.
             (_, Some((_, OpenPhase::Finished))) => Reattach::Leave,
@@ -263,7 +263,7 @@ impl Rollout {
     ) -> bool {
         let Some(&at) = self.index.get(node) else { return false };
         let before = self.members[at].record.phase;
-        if self.members[at].record.attempt.max(1) != result.task.attempt
+        if self.attempt_of(&self.members[at].record) != result.task.attempt
             || matches!(before, NodePhase::Successful | NodePhase::Failure)
         {
             return false;

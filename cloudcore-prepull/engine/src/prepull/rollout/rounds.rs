@@ -115,8 +115,8 @@ impl Rollout {
                 self.leave_unchecked(at, "its Node was deleted");
                 false
             }
-            // An attempt that could not be handed to a session was none.
-            (NodePhase::Pending, 0 | 1) => {
+            // The first attempt doesn't count if it never reached a session.
+            (NodePhase::Pending, attempt) if attempt <= self.first_attempt => {
                 self.leave(at);
                 true
             }

@@ -61,7 +61,7 @@ impl Rollout {
 
     pub(super) fn start(&mut self, at: usize, now: Timestamp) {
         let member = &mut self.members[at];
-        member.record.attempt = member.record.attempt.max(1);
+        member.record.attempt = member.record.attempt.max(self.first_attempt);
         // A look takes its time from the re-check, and leaves the record of the pull as it is.
         if !self.rechecking.contains(&at) {
             member.record.start_time = Some(Time(now));

@@ -6,7 +6,7 @@ use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, RecheckStatus, R
 
 use super::super::DELETE_RETRY;
 use crate::prepull::aggregate::{self, Rounds};
-use crate::prepull::rollout::{RECHECK_TIME, Rechecked, Verdict};
+use crate::prepull::rollout::{FIRST_ATTEMPT, RECHECK_TIME, Rechecked, Verdict};
 use crate::prepull::validate::{RunPolicy, ValidatedJob};
 use crate::shared::counted::counted;
 use crate::shared::reasons;
@@ -22,6 +22,8 @@ pub(super) struct Course {
     policy: RunPolicy,
     /// `failureTolerate` as the spec has it, for messages.
     tolerance: String,
+    /// Number of the first attempt in this run of the job.
+    first_attempt: u32,
     /// `None` before the job has begun.
     times: Option<Times>,
     /// Rounds of `spec.retry` that have begun.
@@ -111,6 +113,7 @@ impl Course {
             failed_as: None,
             policy: RunPolicy::default(),
             tolerance: String::new(),
+            first_attempt: FIRST_ATTEMPT,
             times: None,
             rounds: 0,
             rechecks: 0,
@@ -118,6 +121,22 @@ impl Course {
             is_draining: false,
             delete_again_at: None,
         }
+    }
+
+    /// The course of a run that counts attempts from this number.
+    pub(super) fn counting_from(first_attempt: u32) -> Self {
+        Self { first_attempt, ..Self::new() }
+    }
+
+    /// Number of the first attempt in this run.
+    pub(super) fn first_attempt(&self) -> u32 {
+        self.first_attempt
+    }
+
+    /// Number of the first attempt in the next run: no node has made it in this one. `last`: the highest number that is known
+    /// of a node; where reports are lost, the rounds say more.
+    pub(super) fn next_first_attempt(&self, last: u32) -> u32 {
+        self.first_attempt.saturating_add(self.all_rounds().total()).max(last).saturating_add(1)
     }
 
     pub(super) fn phase(&self) -> JobPhase {
@@ -202,7 +221,12 @@ impl Course {
 
     /// Whether the job was cancelled, at any time. That is for good.
     pub(super) fn is_cancelled(&self) -> bool {
-        self.policy.cancel || self.failed_as == Some(reasons::CANCELLED)
+        self.policy.cancel || self.ended_as_cancelled()
+    }
+
+    /// Whether the job has ended because it was cancelled.
+    pub(super) fn ended_as_cancelled(&self) -> bool {
+        self.failed_as == Some(reasons::CANCELLED)
     }
 
     /// The job is cancelled, whatever else its spec says.

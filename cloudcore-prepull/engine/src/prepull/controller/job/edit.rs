@@ -12,7 +12,9 @@ use crate::prepull::validate::{self, ValidatedJob};
 use crate::shared::reasons;
 use crate::shared::writes::Pace;
 
-const CHANGED: &str = "what is pulled, and on which nodes, cannot change once a job has started: undo the change, or create a new job";
+const CHANGED: &str = "what is pulled, or on which nodes, has changed, and takes effect in a new run once this one has ended: undo the change to prevent that, or create a new job";
+const CHANGED_AND_CANCELLED: &str =
+    "what is pulled, or on which nodes, has changed, and a cancelled job begins no new run: create a new job";
 const CHANGED_UNSEEN: &str = "the spec was changed, and what the job began with is not known";
 const CANCEL_UNDONE: &str = "spec.cancel cannot be taken back: create a new job";
 const CANCELLED: &str = "spec.cancel is true, so no further round and no re-check begins: create a new job";
@@ -24,7 +26,21 @@ pub(super) struct Edit {
     pub(super) spec: ImagePrePullJobSpec,
     job: ValidatedJob,
     /// Why it is not all that the spec says, if it is not.
-    refusal: Option<String>,
+    refusal: Option<Refusal>,
+}
+
+/// Why a job doesn't follow a change of its spec, or not yet.
+#[derive(Clone, Debug)]
+struct Refusal {
+    message: String,
+    /// Whether what the spec asks for now remains open.
+    is_other: bool,
+}
+
+impl Refusal {
+    fn of(message: impl Into<String>) -> Self {
+        Self { message: message.into(), is_other: true }
+    }
 }
 
 impl Job {
@@ -57,13 +73,18 @@ impl Job {
         nodes: &Nodes,
         effects: &mut Effects<'_>,
     ) {
+        self.next = self.read_next(object);
+        if self.is_over() && self.next.is_some() {
+            // The new run takes over the whole spec.
+            return;
+        }
         match self.read_edit(object) {
             Ok(edit) => self.take_edit(edit, news, nodes, effects),
             Err(refusal) => {
                 if object.as_ref().is_ok_and(|object| object.spec.cancel) {
                     self.cancel_as_it_is();
                 }
-                self.refuse_edit(&refusal, news, effects);
+                self.refuse_edit(&Refusal::of(refusal), news, effects);
             }
         }
     }
@@ -76,6 +97,17 @@ impl Job {
         }
     }
 
+    /// What the job carries out once it is over, if it is asked for something else than what it began with.
+    fn read_next(&self, object: &JobObject) -> Option<Box<ImagePrePullJob>> {
+        let object = object.as_ref().ok()?;
+        let is_cancelled = object.spec.cancel || self.course.is_cancelled();
+        if is_cancelled || self.is_held() || self.spec.may_have_begun_with(&object.spec) {
+            return None;
+        }
+        validate::validate(object).ok()?;
+        Some(Box::new(ImagePrePullJob { status: None, ..(**object).clone() }))
+    }
+
     pub(super) fn read_edit(&self, object: &JobObject) -> Result<Edit, String> {
         let object = object.as_ref().map_err(|unreadable| unreadable.error.clone())?;
         let validated = |spec| {
@@ -84,7 +116,9 @@ impl Job {
         };
         let mut asked = object.spec.clone();
         asked.cancel |= self.course.is_cancelled();
-        let after_cancel = self.refuse_after_cancel(&object.spec).map(str::to_owned);
+        let after_cancel = self
+            .refuse_after_cancel(&object.spec)
+            .map(|message| Refusal { message: message.to_owned(), is_other: false });
         if let Some(accepted) = self.spec.accepted().filter(|_| asked.cancel && self.is_over()) {
             asked.retry = asked.retry.min(accepted.retry);
             asked.recheck = asked.recheck.min(accepted.recheck);
@@ -95,11 +129,14 @@ impl Job {
                 Err(refusal) => refusal,
             }
         } else {
-            CHANGED.to_owned()
+            match validated(object.spec.clone()) {
+                Err(refusal) => refusal,
+                Ok(_) if self.spec.accepted().is_none() => CHANGED_UNSEEN.to_owned(),
+                Ok(_) if asked.cancel => CHANGED_AND_CANCELLED.to_owned(),
+                Ok(_) => CHANGED.to_owned(),
+            }
         };
-        let Some(accepted) = self.spec.accepted() else {
-            return Err(if refusal == CHANGED { CHANGED_UNSEEN.to_owned() } else { refusal });
-        };
+        let Some(accepted) = self.spec.accepted() else { return Err(refusal) };
         // What can be followed is: a job is suspended although its secrets make no sense.
         let mut spec = spec::merged(accepted, &asked);
         if self.is_over() {
@@ -107,7 +144,7 @@ impl Job {
             (spec.retry, spec.recheck) = (accepted.retry, accepted.recheck);
         }
         let (spec, job) = validated(spec)?;
-        Ok(Edit { spec, job, refusal: Some(refusal) })
+        Ok(Edit { spec, job, refusal: Some(Refusal::of(refusal)) })
     }
 
     /// What a job that was cancelled, or is by this spec, cannot follow of it.
@@ -222,16 +259,20 @@ impl Job {
     }
 
     /// A job that has begun was edited in a way that it cannot follow.
-    fn refuse_edit(&mut self, message: &str, news: Option<Pace>, effects: &mut Effects<'_>) {
+    fn refuse_edit(&mut self, refusal: &Refusal, news: Option<Pace>, effects: &mut Effects<'_>) {
+        let Refusal { message, is_other } = refusal;
         let (refusal, note) = if self.course.is_cancelled() {
-            (message.to_owned(), format!("the job is cancelled, and does not follow the change: {message}"))
+            (message.clone(), format!("the job is cancelled, and does not follow the change: {message}"))
         } else if self.is_held() {
             let held = format!("{message}: {HELD}");
             (held.clone(), held)
         } else {
-            (message.to_owned(), format!("the job goes on as it was: {message}"))
+            (message.clone(), format!("the job goes on as it was: {message}"))
         };
         self.spec.refuse(&refusal);
+        if !is_other {
+            self.spec.ends_as_asked();
+        }
         if let Some(pace) = news {
             self.events.emit_warning(reasons::SPEC_CHANGE_IGNORED, &note, effects);
             self.output.touch_status(pace);

@@ -19,6 +19,9 @@ impl Job {
     /// Ends nodes whose time is over, starts further ones, and ends the job where it is over.
     pub(in crate::prepull::controller) fn advance(&mut self, nodes: &Nodes, effects: &mut Effects<'_>) {
         self.begin_waiting(nodes, effects);
+        if self.begin_next_run(nodes, effects) {
+            return;
+        }
         if self.is_over() {
             return self.delete_if_due(effects);
         }
@@ -270,14 +273,14 @@ impl Job {
 
     /// What is kept of the job if it has been over for long.
     pub(in crate::prepull::controller) fn park(&self, now: Timestamp) -> Option<Parked> {
-        self.park_due().filter(|due| *due <= now)?;
+        self.park_due().filter(|due| *due <= now && self.next.is_none())?;
         Some(Parked {
             name: self.events.name().to_owned(),
             generation: self.spec.generation(),
             phase: self.course.phase(),
             delete_at: self.delete_due(),
             pins: self.wants_pins(),
-            recalled: false,
+            recalled: None,
         })
     }
 

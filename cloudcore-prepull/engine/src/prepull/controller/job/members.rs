@@ -131,7 +131,7 @@ impl Members {
     pub(super) fn in_hand(&self, node: &NodeName, attempt: u32) -> Option<(Vec<String>, Option<Timestamp>)> {
         let record = self.rollout.record(node)?;
         let has_ended = matches!(record.phase, NodePhase::Successful | NodePhase::Failure);
-        if has_ended || record.attempt.max(1) != attempt {
+        if has_ended || self.rollout.attempt_of(record) != attempt {
             return None;
         }
         let images = self.plans.get(node)?.images.iter().map(|image| image.pull.to_string());

@@ -24,6 +24,8 @@ pub(super) struct Output {
     /// leader would not know what their nodes pull.
     beginning: u64,
     shards: Shards,
+    /// The indexes of reports of earlier runs that the API server has.
+    earlier: Vec<u32>,
     /// Nodes in a report, where the rule of [`aggregate::nodes_in_report`] would allow more.
     report_capacity: usize,
 }
@@ -31,7 +33,14 @@ pub(super) struct Output {
 impl Output {
     pub(super) fn new(report_capacity: usize) -> Self {
         let shards = Shards::stored(&[], MAX_NODES_IN_REPORT);
-        Self { status: Writes::default(), conditions: Vec::new(), beginning: 0, shards, report_capacity }
+        Self {
+            status: Writes::default(),
+            conditions: Vec::new(),
+            beginning: 0,
+            shards,
+            earlier: Vec::new(),
+            report_capacity,
+        }
     }
 
     pub(super) fn conditions(&self) -> &[Condition] {
@@ -42,13 +51,35 @@ impl Output {
         self.conditions = conditions.to_vec();
     }
 
+    /// The API server has these reports of earlier runs of the job, whose nodes don't count.
+    pub(super) fn set_earlier_reports(&mut self, indexes: Vec<u32>) {
+        self.earlier = indexes;
+    }
+
+    /// The run is over, and another one begins: what was written of it counts no more.
+    pub(super) fn end_run(&mut self) {
+        self.earlier = self.shards.indexes().collect();
+    }
+
     /// The API server has these reports, by index and length; `job`: what decides how many nodes a further one holds.
     pub(super) fn restore_reports(&mut self, reports: &[(u32, usize)], job: Option<&ValidatedJob>) {
-        let capacity = job.map_or(MAX_NODES_IN_REPORT, |job| {
+        self.shards = Shards::stored(reports, self.capacity(job));
+        self.shards.empty(std::mem::take(&mut self.earlier));
+    }
+
+    /// A run with this many nodes begins. Its reports take the places of those of earlier runs, and what is left of these is
+    /// emptied.
+    pub(super) fn begin_reports_of_run(&mut self, nodes: usize, job: &ValidatedJob) {
+        self.shards = Shards::stored(&[], self.capacity(Some(job)));
+        self.shards.grow(nodes);
+        self.shards.empty(std::mem::take(&mut self.earlier));
+    }
+
+    fn capacity(&self, job: Option<&ValidatedJob>) -> usize {
+        job.map_or(MAX_NODES_IN_REPORT, |job| {
             let images = job.images.iter().map(|image| image.image.as_str());
             aggregate::nodes_in_report(images).min(self.report_capacity)
-        });
-        self.shards = Shards::stored(reports, capacity);
+        })
     }
 
     /// The API server has the status as it is in memory.

@@ -58,6 +58,23 @@ impl Shards {
         }
     }
 
+    /// The indexes of all reports.
+    pub(super) fn indexes(&self) -> impl Iterator<Item = u32> {
+        self.list.iter().map(|shard| shard.index)
+    }
+
+    /// The API server has reports of these indexes too, with nodes that don't count: those that hold no nodes now are written
+    /// without any.
+    pub(super) fn empty(&mut self, indexes: Vec<u32>) {
+        for index in indexes {
+            if self.indexes().all(|known| known != index) {
+                let end = self.list.last().map_or(0, |shard| shard.nodes.end);
+                self.list.push(Shard { index, nodes: end..end, writes: Writes::default() });
+                self.touch_shard(self.list.len() - 1, Pace::Now);
+            }
+        }
+    }
+
     /// Nodes have been added at the end of the job: there are so many now.
     pub(in crate::prepull::controller) fn grow(&mut self, nodes: usize) {
         loop {

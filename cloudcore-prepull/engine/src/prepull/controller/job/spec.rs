@@ -27,6 +27,8 @@ pub(super) struct SpecState {
     generation: i64,
     /// Why the spec, or its last change, was not accepted.
     refusal: Option<String>,
+    /// Whether that leaves open what the spec asks for now.
+    is_other: bool,
     /// `status.specHash`: see [`spec_hash`]. Empty before the job has begun.
     hash: String,
     /// `None` before the job has begun, and where an earlier run of cloudcore has not stored it.
@@ -48,18 +50,29 @@ impl SpecState {
         self.refusal.as_deref()
     }
 
+    /// Whether the spec asks for something else than what is carried out, or was.
+    pub(super) fn is_other(&self) -> bool {
+        self.is_other
+    }
+
+    /// The end of what is carried out is that of what the spec asks for, although some of it was refused.
+    pub(super) fn ends_as_asked(&mut self) {
+        self.is_other = false;
+    }
+
     /// The spec, or its last change, is not accepted for this reason, which is cut to what a condition may hold.
     pub(super) fn refuse(&mut self, reason: &str) -> &str {
+        self.is_other = true;
         self.refusal.insert(truncate_reason(reason))
     }
 
     pub(super) fn clear_refusal(&mut self) {
-        self.refusal = None;
+        (self.refusal, self.is_other) = (None, false);
     }
 
     /// The job begins with this spec.
     pub(super) fn begin(&mut self, spec: &ImagePrePullJobSpec) {
-        self.refusal = None;
+        self.clear_refusal();
         self.hash = spec_hash(spec);
         self.accept(spec.clone());
     }

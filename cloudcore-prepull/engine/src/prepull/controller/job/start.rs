@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
 use prepull_api::crd::report::ReportBody;
 use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodeStatus, Summary};
@@ -16,9 +17,10 @@ use super::stored::{Asked, Resumed, StoredRecords, known_rounds};
 use super::{
     Course, Job, JobEvents, Members, Nodes, Output, SpecState, Waiting, generation_of, spec, uid_of,
 };
+use crate::prepull::aggregate::FINISHED;
 use crate::prepull::download::WindowRule;
 use crate::prepull::plan;
-use crate::prepull::rollout::{Rollout, Settings, is_missing};
+use crate::prepull::rollout::{FIRST_ATTEMPT, Rollout, Settings, is_missing};
 use crate::prepull::validate::{self, ValidatedJob};
 use crate::shared::counted::counted_len;
 use crate::shared::objects::ObjectId;
@@ -39,6 +41,7 @@ impl Job {
         let name = rest.metadata.name.clone().unwrap_or_default();
         let mut job = Self {
             waiting: None,
+            next: None,
             spec: SpecState::default(),
             course: Course::new(),
             members: Members::none(),
@@ -48,6 +51,10 @@ impl Job {
         job.spec.set_generation(generation_of(object));
         let status = rest.status.clone().unwrap_or_default();
         job.output.set_conditions(&status.conditions);
+        let is_of_run = |report: &ReportBody| report.first_attempt == status.first_attempt;
+        let (reports, earlier): (Vec<_>, Vec<_>) = reports.into_iter().partition(is_of_run);
+        job.output.set_earlier_reports(earlier.iter().map(|report| report.index).collect());
+        job.course = Course::counting_from(status.first_attempt.unwrap_or(FIRST_ATTEMPT));
         if status.start_time.is_some() || !reports.is_empty() {
             job.resume(object, status, reports, nodes, effects);
         } else if status.phase == JobPhase::Failure && status.observed_generation == rest.metadata.generation
@@ -100,9 +107,8 @@ impl Job {
         self.course.configure(&job);
         self.course.begin(effects.now);
         self.spec.begin(&object.spec);
-        self.output.restore_reports(&[], Some(&job));
-        self.output.grow(records.len());
-        let rollout = Rollout::new(settings(&job), records);
+        self.output.begin_reports_of_run(records.len(), &job);
+        let rollout = Rollout::new(settings(&job), records).counting_from(self.course.first_attempt());
         self.members.begin(Some(job), plan.into_iter().collect(), rollout);
         if !self.course.is_cancelled() {
             self.events.emit_normal(reasons::STARTED, &note, effects);
@@ -136,6 +142,21 @@ impl Job {
         }
     }
 
+    /// Begins the next run of a job that is over, once all of this one is written: then nothing waits for a write, and none
+    /// is under way.
+    pub(super) fn begin_next_run(&mut self, nodes: &Nodes, effects: &mut Effects<'_>) -> bool {
+        if !self.is_over() || !self.output.is_settled() {
+            return false;
+        }
+        let Some(object) = self.next.take() else { return false };
+        let last = self.members.rollout().last_attempt();
+        self.course = Course::counting_from(self.course.next_first_attempt(last));
+        self.members = Members::none();
+        self.output.end_run();
+        self.begin(&Ok(object), nodes, effects);
+        true
+    }
+
     /// Goes on with a job that an earlier run of cloudcore began: with what that one carried out, and then with what was
     /// changed since. What its reports say is the truth.
     fn resume(
@@ -158,6 +179,8 @@ impl Job {
             self.course.configure(job);
         }
         let has_ended = status.completion_time.is_some();
+        // An earlier version refused such a change, and said so: it must not begin by itself.
+        let may_begin_next_run = !is_seen || is_end_unknown(&status);
         let known = known_rounds(&status);
         self.course.restore(&status, has_ended, known, effects.now);
         let asked = self.read_edit(object).map_or(Asked::Nothing, |edit| self.asks_again(&edit.spec));
@@ -201,7 +224,7 @@ impl Job {
         self.output.rewrite_reports(|index| outdated.contains(&index));
         let settings = job.as_ref().map_or_else(Settings::default, settings);
         let rollout = if is_over { Rollout::ended } else { Rollout::new };
-        let mut rollout = rollout(settings, records);
+        let mut rollout = rollout(settings, records).counting_from(self.course.first_attempt());
         rollout.resume_waves(&status.rollout.clone().unwrap_or_default());
         if rounds.retry > status.retry && !rounds.rechecking {
             rollout.restart_waves();
@@ -220,6 +243,7 @@ impl Job {
                 self.output.touch_status(pace);
             }
             self.apply_edit(object, news.filter(|_| !is_seen), nodes, effects);
+            self.next.take_if(|_| !may_begin_next_run);
         } else {
             self.members.remove_missing(nodes);
             if status_has_begun {
@@ -247,6 +271,12 @@ impl Job {
         self.events.emit_warning(reason, message, effects);
         self.output.touch_status(Pace::Now);
     }
+}
+
+/// Whether the job has ended, and that says nothing of its spec as it is now: see [`SpecState::is_other`].
+pub(in crate::prepull::controller) fn is_end_unknown(status: &ImagePrePullJobStatus) -> bool {
+    let is_it = |condition: &Condition| condition.type_ == FINISHED && condition.status == "Unknown";
+    status.conditions.iter().any(is_it)
 }
 
 fn has_eligible(job: &ValidatedJob, nodes: &Nodes) -> bool {
