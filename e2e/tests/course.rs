@@ -51,6 +51,48 @@ async fn a_large_job_has_every_node_in_a_report_and_outlives_its_cloud() -> Resu
 }
 
 #[tokio::test]
+async fn a_release_opens_its_gate_once_it_is_pulled() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let mut cloud = Cloud::start(&cluster).await?;
+    let fleet = Fleet::start(&cluster, &cloud, 300).pulls_take(Duration::from_millis(300)).await?;
+    let release = async |version: &str, nodes: usize| {
+        let image = format!("harbor.example/app:{version}");
+        let nodes = &fleet.names()[..nodes];
+        cluster.job("app").images([image]).on(nodes).concurrency(100).apply().await
+    };
+    let gate = async || {
+        let open = ["wait", "--for=condition=Complete", "ippj/app", "--timeout=120s"];
+        cluster.kubectl(&open).await
+    };
+    let job = release("v1", 300).await?;
+    gate().await?;
+    assert_eq!(fleet.pulls(), 300);
+
+    // The next release, for fewer nodes. Its leader dies in the middle.
+    release("v2", 280).await?;
+    let opened = async {
+        gate().await?;
+        anyhow::Ok(fleet.pulls())
+    };
+    let dies = async {
+        job.until("is in the middle", |status| status.first_attempt.is_some() && status.summary.successful > 50)
+            .await?;
+        cloud.kill9()?;
+        cloud.restart().await
+    };
+    let (pulls, ()) = tokio::try_join!(opened, dies)?;
+    assert_eq!((pulls, fleet.pulled_twice()), (580, 0));
+    fleet.all_acknowledged().await?;
+    let status = job.status().await?;
+    assert_eq!((status.summary.desired, status.summary.successful), (280, 280));
+    let reports = job.reports().await?;
+    let nodes = || reports.iter().flat_map(|report| &report.body.node_status);
+    assert_eq!(nodes().map(|node| &node.node_name).collect::<BTreeSet<_>>().len(), 280);
+    assert!(nodes().all(|node| node.attempt == 2 && node.image_status[0].image.ends_with("app:v2")));
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_report_that_is_deleted_comes_back_and_no_node_runs_again() -> Result<()> {
     let cluster = Cluster::start().await?;
     let mut cloud = Cloud::start(&cluster).await?;

@@ -3,6 +3,7 @@
 use anyhow::{Context, anyhow};
 use futures::Stream;
 use futures::stream::try_unfold;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Api;
 use kube::api::{ListParams, Patch, PatchParams};
 use prepull_api::crd::job::ImagePrePullJob;
@@ -56,6 +57,7 @@ pub(crate) fn reports(
 ) -> impl Stream<Item = anyhow::Result<Vec<ImagePrePullReport>>> {
     let (api, labelled) = (reports_api(cluster), of_job(job));
     let name = job.metadata.name.clone().unwrap_or_default();
+    let first_attempt = job.status.as_ref().and_then(|status| status.first_attempt);
     // The state is the token of the next page; `None` after the last one.
     try_unfold(Some(String::new()), move |token| {
         let (api, labelled, name) = (api.clone(), labelled.clone(), name.clone());
@@ -64,18 +66,21 @@ pub(crate) fn reports(
             let mut asked = ListParams::default().labels(&labelled).limit(REPORTS_OF_A_PAGE);
             asked.continue_token = Some(token).filter(|token| !token.is_empty());
             let page = api.list(&asked).await;
-            let page = page.with_context(|| format!("the reports of job {name} cannot be read"))?;
+            let mut page = page.with_context(|| format!("the reports of job {name} cannot be read"))?;
+            page.items.retain(|report| report.body.first_attempt == first_attempt);
             let next = page.metadata.continue_.filter(|token| !token.is_empty());
             Ok(Some((page.items, next)))
         }
     })
 }
 
-/// Whether the job has ended, and nothing that was asked of it is still to begin.
+/// Whether the job has ended, and nothing that was asked of it is still to begin: a further round, or a new run.
 pub(crate) fn is_over(job: &ImagePrePullJob) -> bool {
     let Some(status) = &job.status else { return false };
     let is_seen = status.observed_generation >= job.metadata.generation;
-    is_seen && matches!(status.phase, JobPhase::Completed | JobPhase::Failure)
+    let goes_on = |condition: &Condition| condition.type_ == "Progressing" && condition.status == "True";
+    let has_ended = matches!(status.phase, JobPhase::Completed | JobPhase::Failure);
+    is_seen && has_ended && !status.conditions.iter().any(goes_on)
 }
 
 /// Whether the answer is that there is no such object.

@@ -55,23 +55,23 @@ pub struct Parts<'a> {
     pub failures_by_code: Vec<FailureCount>,
     /// The conditions that were written last, so that a transition time changes only with its status.
     pub conditions: &'a [Condition],
-    /// What the conditions are to say.
-    pub facts: Vec<Fact>,
+    /// What the conditions follow from.
+    pub situation: Situation<'a>,
     /// The nodes that were left out.
     pub skipped: &'a [SkippedNode],
 }
 
 /// One condition, as it is now.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fact {
+#[derive(Clone, Debug)]
+struct Fact {
     /// Valid, Progressing, Suspended, Complete, Failed or Finished.
-    pub type_: &'static str,
+    type_: &'static str,
     /// True or False; `None` where it's unknown.
-    pub status: Option<bool>,
+    status: Option<bool>,
     /// One CamelCase word.
-    pub reason: &'static str,
+    reason: &'static str,
     /// One sentence.
-    pub message: String,
+    message: String,
 }
 
 /// Makes the status.
@@ -96,7 +96,7 @@ pub fn status<'a>(
         summary,
         failures_by_code,
         conditions,
-        facts,
+        situation,
         skipped,
     } = parts;
     ImagePrePullJobStatus {
@@ -114,7 +114,7 @@ pub fn status<'a>(
         first_attempt: stored_first_attempt(first_attempt),
         spec_hash: spec_hash.to_owned(),
         started_spec: started_spec.to_owned(),
-        conditions: merge_conditions(conditions, facts, generation, now),
+        conditions: self::conditions(&situation, conditions, generation, now),
         node_status: view(nodes),
         skipped_nodes: skipped.iter().take(MAX_NODES_IN_STATUS).cloned().collect(),
     }
@@ -211,15 +211,27 @@ pub struct Situation<'a> {
     pub refusal: Option<&'a str>,
     /// Whether the spec asks for something else than what is carried out, or was: the end of that says nothing of it.
     pub is_other: bool,
+    /// Whether a new run with that begins by itself.
+    pub begins_again: bool,
     /// What is dangerous about the spec, although it is carried out.
     pub warning: Option<&'a str>,
     /// `status.reason`, without the refusal.
     pub reason: &'a str,
 }
 
-/// The conditions of a job. Each is about the spec of the generation that it names.
-pub fn facts(situation: &Situation<'_>) -> Vec<Fact> {
-    let &Situation { phase, started, suspended, ended_as, refusal, is_other, warning, reason } = situation;
+/// The conditions of a job, each about the spec of this generation. `before`: as they were written last.
+pub fn conditions(
+    situation: &Situation<'_>,
+    before: &[Condition],
+    generation: Option<i64>,
+    now: Timestamp,
+) -> Vec<Condition> {
+    merge_conditions(before, facts(situation), generation, now)
+}
+
+fn facts(situation: &Situation<'_>) -> Vec<Fact> {
+    let &Situation { phase, started, suspended, ended_as, refusal, is_other, begins_again, warning, reason } =
+        situation;
     let fact = |type_, status, reason, message: &str| Fact {
         type_,
         status: Some(status),
@@ -268,7 +280,12 @@ pub fn facts(situation: &Situation<'_>) -> Vec<Fact> {
         let why = "what the spec asks for now has not been carried out: see the condition Valid";
         let unknown = |type_| Fact { status: None, ..fact(type_, false, reasons::SPEC_CHANGED, why) };
         let ends = [COMPLETE, FAILED, FINISHED].map(unknown);
-        return [valid, suspension, progressing.clone()].into_iter().chain(ends).collect();
+        let progressing = if begins_again && !suspended {
+            fact(PROGRESSING, true, reasons::SPEC_CHANGED, reason)
+        } else {
+            progressing.clone()
+        };
+        return [valid, suspension, progressing].into_iter().chain(ends).collect();
     }
     let end = [complete, failed].into_iter().find(|fact| fact.status == Some(true));
     let finished = match end {

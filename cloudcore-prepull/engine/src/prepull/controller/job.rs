@@ -407,6 +407,7 @@ impl Job {
         let mut summary = rollout.summary().clone();
         summary.skipped = self.members.skipped_total();
         let warning = self.members.job().and_then(plan::self_assigned_labels);
+        let warning = warning.as_deref().map(truncate_reason);
         let parts = Parts {
             generation: Some(self.spec.generation()),
             phase: course.phase(),
@@ -423,16 +424,17 @@ impl Job {
             summary,
             failures_by_code: rollout.failures(),
             conditions: self.output.conditions(),
-            facts: aggregate::facts(&Situation {
+            situation: Situation {
                 phase: course.phase(),
                 started: course.has_begun(),
                 suspended: course.policy().suspend,
                 ended_as: course.failed_as(),
                 refusal: self.spec.refusal(),
                 is_other: course.has_begun() && !course.ended_as_cancelled() && self.spec.is_other(),
-                warning: warning.as_deref().map(truncate_reason).as_deref(),
+                begins_again: self.next.is_some(),
+                warning: warning.as_deref(),
                 reason: course.reason(),
-            }),
+            },
             skipped: self.members.skipped(),
         };
         aggregate::status(parts, rollout.records(), now)
