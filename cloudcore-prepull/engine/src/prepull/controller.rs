@@ -10,7 +10,7 @@
 //!
 //! A flush looks only at jobs that something happened to, or whose time has come: see [`Agenda`].
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -37,6 +37,7 @@ use crate::shared::slots::Slots;
 pub use io::{Action, Content, Dispatch, Input, JobObject, Object, UnreadableJob, rest_of};
 use job::Job;
 use parked::Parked;
+use pins::Unpinned;
 pub use parked::{PARK_AFTER, needs_reports};
 
 /// See the module.
@@ -46,8 +47,11 @@ pub struct Controller {
     sessions: HashMap<NodeName, SessionId>,
     /// By what the edges of these sessions count their time.
     clocks: HashMap<NodeName, NodeClock>,
-    /// Nodes whose edges can pin images. All of them have a session. In order, so that a run can be repeated.
-    pinning: BTreeSet<NodeName>,
+    /// Nodes whose edges can pin images, and whether one may have done so. All of them have a session. In order, so that a
+    /// run can be repeated.
+    pinning: BTreeMap<NodeName, bool>,
+    /// Jobs whose pins go, since the last flush.
+    unpinned: BTreeMap<JobUid, Unpinned>,
     jobs: HashMap<JobUid, Job>,
     /// Jobs that have been over for long. None of them is in `jobs` as well.
     parked: HashMap<JobUid, Parked>,
@@ -198,6 +202,7 @@ impl Controller {
                 self.slots.detach(&uid);
             }
         }
+        self.tell_unpinned();
         std::mem::take(&mut self.actions)
     }
 

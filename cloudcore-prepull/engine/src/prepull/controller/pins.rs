@@ -8,6 +8,15 @@ use prepull_api::wire::{CloudMessage, Hello, MAX_PINNING_JOBS};
 
 use super::{Action, Controller};
 
+/// Why a job's pins go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unpinned {
+    /// The job wants no pins any more, or is gone.
+    Unwanted,
+    /// The job pins the images of its next run.
+    Replaced,
+}
+
 impl Controller {
     /// A session of the node begins: it is told which of the pins that it has nobody wants.
     pub(super) fn reconcile_pins(&mut self, node: &NodeName, hello: &Hello) {
@@ -15,7 +24,7 @@ impl Controller {
             self.pinning.remove(node);
             return;
         };
-        self.pinning.insert(node.clone());
+        self.pinning.insert(node.clone(), !pins.is_empty());
         let is_over = |uid: &&JobUid| !self.wants_pins(uid);
         let over: Vec<JobUid> = pins.iter().take(MAX_PINNING_JOBS).filter(is_over).cloned().collect();
         if !over.is_empty() {
@@ -28,7 +37,9 @@ impl Controller {
     pub(super) fn unpin_late(&mut self, node: &NodeName, result: &TaskResult) {
         let may_have_pinned = result.outcome == TaskOutcome::Cancelled
             || result.images.iter().any(|image| image.pinned.is_some());
-        if may_have_pinned && self.pinning.contains(node) && !self.wants_pins(&result.task.job) {
+        let Some(has_pins) = self.pinning.get_mut(node).filter(|_| may_have_pinned) else { return };
+        *has_pins = true;
+        if !self.wants_pins(&result.task.job) {
             self.actions.push(unpin(node, vec![result.task.job.clone()]));
         }
     }
@@ -39,18 +50,29 @@ impl Controller {
         self.jobs.get(uid).map_or_else(of_parked, super::Job::wants_pins)
     }
 
-    /// Tells all edges if this job, which wanted pins if `before`, wants none any more. Not only those of its nodes: of a
-    /// job that has been over for long they are not in memory.
+    /// Notes whether this job, which wanted pins if `before`, wants none any more.
     pub(super) fn unpin_unless_wanted(&mut self, uid: &JobUid, before: bool) {
         if before && !self.wants_pins(uid) {
-            self.unpin(uid);
+            self.unpinned.entry(uid.clone()).or_insert(Unpinned::Unwanted);
         }
     }
 
-    /// Tells all edges that nothing that this job has pinned so far is wanted.
+    /// Nothing that this job has pinned so far is wanted.
     pub(super) fn unpin(&mut self, uid: &JobUid) {
-        let edges = self.pinning.iter().map(|node| unpin(node, vec![uid.clone()]));
-        self.actions.extend(edges);
+        self.unpinned.insert(uid.clone(), Unpinned::Replaced);
+    }
+
+    /// Tells the edges that may have pins which jobs want none any more. Not only those of the jobs' nodes: of a job
+    /// that has been over for long they are not in memory. One message for all of the jobs: people delete hundreds of them
+    /// at once, and a message for each would fill the queues of ten thousand sessions.
+    pub(super) fn tell_unpinned(&mut self) {
+        let unpinned = std::mem::take(&mut self.unpinned).into_iter();
+        let is_so = |(uid, why): &(JobUid, Unpinned)| *why == Unpinned::Replaced || !self.wants_pins(uid);
+        let over: Vec<JobUid> = unpinned.filter(is_so).map(|(uid, _)| uid).collect();
+        for jobs in over.chunks(MAX_PINNING_JOBS) {
+            let edges = self.pinning.iter().filter(|(_, has_pins)| **has_pins);
+            self.actions.extend(edges.map(|(node, _)| unpin(node, jobs.to_vec())));
+        }
     }
 }
 

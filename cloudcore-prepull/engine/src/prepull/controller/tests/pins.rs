@@ -52,13 +52,14 @@ fn an_edge_is_told_at_the_beginning_of_each_session_which_of_its_pins_nobody_wan
 }
 
 #[test]
-fn the_edges_are_told_when_a_job_is_deleted_or_edited_but_for_those_that_cannot_pin() {
-    let mut world = World::new(&["a", "b", "c"]);
-    for node in ["a", "b"] {
-        world.up_with_pins(node, &[]);
-    }
-    world.up("c", &[]);
+fn the_edges_with_pins_are_told_when_a_job_is_deleted_or_edited() {
+    let mut world = World::new(&["a", "b", "c", "d"]);
     world.give(job_with(pinned(), 1, None));
+    for node in ["a", "b"] {
+        world.up_with_pins(node, &[UID]);
+    }
+    world.up_with_pins("c", &[]);
+    world.up("d", &[]);
     assert!(world.unpinned().is_empty());
     // Only what was pinned before.
     world.give(job_with(json!({"pin": true, "suspend": true}), 2, None));
@@ -101,7 +102,8 @@ fn a_job_that_has_been_over_for_long_keeps_its_pins_until_it_is_edited_or_delete
     let mut world = World::new(&["a"]);
     world.up_with_pins("a", &[]);
     world.give(job_with(pinned(), 1, None));
-    world.complete();
+    world.says("a", EdgeMessage::Result(with_pins()));
+    world.pass(1_000);
     world.pass(2 * 3_600_000);
     world.give(Input::JobGone(JobUid(UID.to_owned())));
     assert_eq!(world.unpinned(), ["a: uid-1"]);
@@ -133,4 +135,34 @@ fn the_result_of_a_task_that_has_pinned_nothing_is_no_reason_to_unpin() {
     world.give(job_with(json!({}), 1, None));
     world.complete();
     assert!(world.unpinned().is_empty());
+}
+
+/// A result that says that the image is pinned.
+fn with_pins() -> TaskResult {
+    let mut result = result(TaskOutcome::Succeeded);
+    result.images[0].pinned = Some(true);
+    result
+}
+
+#[test]
+fn an_edge_hears_once_of_all_jobs() {
+    let mut world = World::new(&["a"]);
+    let uids: Vec<String> = (0..1_500).map(|n| format!("job-{n:04}")).collect();
+    for uid in &uids {
+        let Input::Job(Ok(mut job)) = job_with(pinned(), 1, None) else { panic!() };
+        job.metadata.uid = Some(uid.clone());
+        world.controller.handle(Input::Job(Ok(job)), world.now);
+    }
+    world.settle();
+    world.up_with_pins("a", &[&uids[7]]);
+    world.sent.clear();
+    for uid in &uids {
+        world.controller.handle(Input::JobGone(JobUid(uid.clone())), world.now);
+    }
+    world.settle();
+    let told = world.sent.iter().filter_map(|(_, message)| match message {
+        CloudMessage::Unpin { jobs } => Some(jobs.len()),
+        _ => None,
+    });
+    assert_eq!(told.collect::<Vec<_>>(), [1024, 476]);
 }

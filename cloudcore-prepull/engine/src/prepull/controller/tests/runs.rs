@@ -252,11 +252,9 @@ fn a_run_without_a_ready_node_waits() {
 
 #[test]
 fn a_run_unpins_the_images_of_the_one_before() {
-    let (mut world, nodes) = fleet(0);
-    assert!(nodes.is_empty());
-    let mut world = { world.give(Input::Node(edge("n0"))); world };
-    world.up_with("n0", &[], Hello { pins: Some(Vec::new()), ..Hello::default() });
-    let nodes = ["n0".to_owned()];
+    let (mut world, nodes) = fleet(1);
+    world.up_with("n0", &[], Hello { pins: Some(vec![JobUid("another".to_owned())]), ..Hello::default() });
+    world.sent.clear();
     world.give(with_spec(of(&nodes, "app:1"), json!({"pin": true}), 1, None));
     world.pass(1_000);
     world.all_succeed(&nodes);
