@@ -1,5 +1,7 @@
 //! Layers are unpacked while others still arrive.
 
+use std::collections::BTreeSet;
+
 use prepull_e2e::prelude::*;
 use prepull_e2e::proxy::Record;
 use tokio::time::timeout;
@@ -74,6 +76,30 @@ async fn what_is_half_unpacked_when_agent_or_runtime_are_killed_is_gone_after_th
         // containerd clears away in its own time what no lease holds any more.
         eventually("nothing half is left", SOON, async || layers_are_unpacked(&hand, unpacked).await).await?;
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn deaths_during_unpacking_count_as_failures() -> Result<()> {
+    let mut hand = Hand::start().await?;
+    let (image, reference) = hand.image("deadly", &[96 * MIB])?;
+    let mut pulling = hand.pull(&["--retries", "0", &reference])?.spawn()?;
+    // A half of a snapshot outlives its containerd, so only a new one shows that the layer is being unpacked again.
+    let mut halves = BTreeSet::new();
+    let mut deaths = 0;
+    while pulling.try_wait()?.is_none() {
+        let snapshots = hand.containerd.snapshots().await?;
+        if snapshots.into_keys().any(|name| name.starts_with(HALF) && halves.insert(name)) {
+            deaths += 1;
+            ensure!(deaths < 8, "the image kills containerd for the 8th time, and is still tried again");
+            hand.containerd.restart().await?;
+        }
+    }
+    let text = said(&pulling.wait_with_output().await?);
+    // As often as when the runtime pulls: two deaths are pardoned, and no retry is left for the third.
+    assert_eq!(deaths, 3, "{text}");
+    let layer = image.blobs().last().context("no layer")?;
+    ensure!(text.contains("ended while it unpacked layer") && text.contains(layer.as_str()), "{text}");
     Ok(())
 }
 

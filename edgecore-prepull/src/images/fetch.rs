@@ -37,6 +37,7 @@ use prepull_api::task::{JobUid, PulledBy};
 use prepull_api::wire::{Filesystem, truncate_note, truncate_reason};
 use tokio::sync::{Semaphore, watch};
 
+use self::ahead::Unpacking;
 use self::blob::Download;
 use self::buckets::Buckets;
 pub use self::downloads::{ImageDownload, LayerDownload};
@@ -175,13 +176,20 @@ impl<P: Puller> Fetching<P> {
                 buckets,
                 streams: Semaphore::new(streams_of_image(buckets.limit())),
                 letting_go: watch::Sender::new(false),
+                unpacking: Unpacking::default(),
                 shared: fetcher.neighbourhood.as_ref().zip(request.terms.shared_for).map(
                     |(neighbourhood, task)| Shared::new(neighbourhood, task, request.terms.site_limited),
                 ),
             };
-        let unpacked = fetcher.download(&download, &image, &layers, progress).await?;
-        drop(watched);
-        let pulled = self.finish(request, &reference, &image, &download, unpacked).await?;
+        let brought = async {
+            let unpacked = fetcher.download(&download, &image, &layers, progress).await?;
+            drop(watched);
+            self.finish(request, &reference, &image, &download, unpacked).await
+        };
+        // The runtime has given a lease, so it was there.
+        let pulled = brought
+            .await
+            .map_err(|stop| stop.after_answer(request.reference, download.unpacking.layer().as_deref()))?;
         fetcher.leases.release(request.reference).await;
         let warning = match verdict {
             Verdict::Signed => None,

@@ -4,6 +4,7 @@
 //! that takes as long as a part of the download, and meanwhile the link would be idle.
 
 use std::collections::HashSet;
+use std::sync::{Mutex, PoisonError};
 
 use prepull_registry::manifest::Descriptor;
 use tokio::sync::watch;
@@ -11,39 +12,62 @@ use tonic::Status;
 
 use super::blob::Download;
 use super::image::ImageParts;
+use super::stop::Stop;
 use super::unpacked::{Diff, diffs};
 use crate::images::containerd::Unpack;
+use crate::images::puller::cri::{is_connection_failure, to_pull_error};
 
 /// The digests of the blobs of an image that are in the content store.
 pub(super) type Arrived = watch::Sender<HashSet<String>>;
 
+/// The digest of the layer that the runtime is unpacking for us.
+#[derive(Debug, Default)]
+pub(super) struct Unpacking(Mutex<Option<String>>);
+
+impl Unpacking {
+    pub(super) fn layer(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, layer: Option<&str>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = layer.map(str::to_owned);
+    }
+}
+
 /// Unpacks the layers of an image as they arrive, until the last one is unpacked or something is wrong: the runtime goes
 /// on from there, and what is wrong it says better. Returns the name of the snapshot of the whole image.
+///
+/// # Errors
+/// The runtime ended. Left to it, such an image would make it end for ever: each attempt after that would find only that
+/// nothing listens, which costs no try.
 pub(super) async fn unpack_ahead(
     download: &Download<'_>,
     image: &ImageParts,
     arrived: &Arrived,
-) -> Option<String> {
+) -> Result<Option<String>, Stop> {
     wait_for(arrived, &image.config).await;
     let config = download.fetcher.store.read(&image.config.digest).await.unwrap_or_default();
     let diffs = diffs(&config);
     let layers: Vec<_> = image.stacked().collect();
     if diffs.len() != layers.len() {
-        return None;
+        return Ok(None);
     }
     let mut parent = None;
     for (layer, diff) in layers.into_iter().zip(&diffs) {
         if let Err(status) = unpack(download, arrived, layer, diff, parent).await {
+            if is_connection_failure(&status) {
+                return Err(to_pull_error(&status, download.reference, &download.fetcher.endpoint).into());
+            }
             tracing::debug!(layer = layer.digest, %status, "not unpacked ahead; the runtime unpacks the rest");
-            return None;
+            return Ok(None);
         }
         parent = Some(diff.chain_id.as_str());
     }
-    parent.map(str::to_owned)
+    Ok(parent.map(str::to_owned))
 }
 
 async fn unpack(
-    Download { fetcher, lease, facts, .. }: &Download<'_>,
+    Download { fetcher, lease, facts, unpacking, .. }: &Download<'_>,
     arrived: &Arrived,
     layer: &Descriptor,
     Diff { diff_id, chain_id }: &Diff,
@@ -61,11 +85,16 @@ async fn unpack(
     }
     let unpack = Unpack { snapshotter: &facts.snapshotter, layer, parent, diff_id, chain_id };
     let flush = async { if facts.flushes_layers { Ok(()) } else { fetcher.flush(facts).await } };
+    unpacking.set(Some(&layer.digest));
     match fetcher.unpacker.unpack(unpack, lease, flush).await {
+        // It stays the layer that was being unpacked when the runtime ended.
+        Err(status) if is_connection_failure(&status) => return Err(status),
         // Another process that has the same lease was faster, and has released it: ours went with it.
-        Err(_) if is_unpacked().await => Ok(()),
-        unpacked => unpacked,
+        Err(status) if !is_unpacked().await => return Err(status),
+        _ => {}
     }
+    unpacking.set(None);
+    Ok(())
 }
 
 async fn wait_for(arrived: &Arrived, blob: &Descriptor) {

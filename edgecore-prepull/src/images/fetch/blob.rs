@@ -9,6 +9,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep};
 use tonic::metadata::{Ascii, MetadataValue};
 
+use super::ahead::Unpacking;
 use super::flights::Flight;
 use super::image::Document;
 use super::neighbours::{Senders, Shared};
@@ -53,6 +54,7 @@ pub(super) struct Download<'a> {
     pub(super) streams: Semaphore,
     /// Set while somebody else wants the image now, who would wait for our limit.
     pub(super) letting_go: watch::Sender<bool>,
+    pub(super) unpacking: Unpacking,
     /// The site, where the task shares layers with it.
     pub(super) shared: Option<Shared<'a>>,
 }

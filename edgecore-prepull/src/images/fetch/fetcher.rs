@@ -231,8 +231,7 @@ impl Fetcher {
             .try_for_each(|()| std::future::ready(Ok(())));
         let documents =
             future::try_join_all(image.documents.iter().map(|document| download.document(document)));
-        let unpacked = async { Ok(unpack_ahead(download, image, &arrived).await) };
-        let all = future::try_join3(all, documents, unpacked);
+        let all = future::try_join3(all, documents, unpack_ahead(download, image, &arrived));
         let keep_reporting = async {
             loop {
                 report();

@@ -17,7 +17,7 @@ use super::image::ImageParts;
 use super::runtime::Facts;
 use super::stop::Stop;
 use crate::images::containerd::{Labels, of_unpacked};
-use crate::images::puller::cri::to_pull_error;
+use crate::images::puller::cri::{is_connection_failure, to_pull_error};
 use crate::images::puller::{ErrorClass, PullError, PullRequest, PullTerms, Pulled, Puller};
 
 /// Longest wait for the CRI to learn of a record that was written. It takes milliseconds.
@@ -49,6 +49,9 @@ impl<P: Puller> Fetching<P> {
                     });
                 }
                 Ok(false) => {}
+                Err(status) if is_connection_failure(&status) => {
+                    return Err(to_pull_error(&status, request.reference, &self.fetcher.endpoint).into());
+                }
                 Err(status) => {
                     tracing::debug!(image = request.reference, %status, "cannot be recorded; the runtime is asked");
                 }

@@ -31,6 +31,24 @@ impl From<RegistryError> for Stop {
     }
 }
 
+impl Stop {
+    /// The same for a runtime that had answered earlier in this attempt. If it's away now, it ended during the attempt, perhaps
+    /// because of this image, so the attempt counts. `unpacking` is the layer that it was unpacking.
+    pub(super) fn after_answer(self, reference: &str, unpacking: Option<&str>) -> Self {
+        match self {
+            Self::Failed(error) if error.class == ErrorClass::RuntimeDown => {
+                let doing = match unpacking {
+                    Some(layer) => format!("unpacked layer {layer} of {reference}"),
+                    None => format!("stored {reference}"),
+                };
+                let message = format!("the container runtime ended while it {doing}: {}", error.message);
+                Self::Failed(PullError::new(ErrorClass::RuntimeLost, message))
+            }
+            stop => stop,
+        }
+    }
+}
+
 /// Translates an answer of containerd's content store.
 pub(super) fn of_write(error: WriteError, reference: &str, endpoint: &RuntimeEndpoint) -> PullError {
     let message = error.to_string();
@@ -41,5 +59,28 @@ pub(super) fn of_write(error: WriteError, reference: &str, endpoint: &RuntimeEnd
             PullError::new(ErrorClass::Transient, message).with_code(FailureCode::RegistryError)
         }
         WriteError::Locked(_) => PullError::new(ErrorClass::Transient, message),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_runtime_that_answered_was_lost() {
+        let failed = |class| Stop::Failed(PullError::new(class, "broken pipe (unix:///run/a.sock)"));
+        for (unpacking, message) in [
+            (
+                Some("sha256:5a"),
+                "the container runtime ended while it unpacked layer sha256:5a of r.io/a:1: broken pipe (unix:///run/a.sock)",
+            ),
+            (None, "the container runtime ended while it stored r.io/a:1: broken pipe (unix:///run/a.sock)"),
+        ] {
+            let lost = failed(ErrorClass::RuntimeDown).after_answer("r.io/a:1", unpacking);
+            assert_eq!(lost, Stop::Failed(PullError::new(ErrorClass::RuntimeLost, message)));
+        }
+        for other in [failed(ErrorClass::Transient), Stop::StepBack("no endpoint".to_owned())] {
+            assert_eq!(other.clone().after_answer("r.io/a:1", None), other);
+        }
     }
 }

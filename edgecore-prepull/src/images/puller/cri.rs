@@ -28,7 +28,7 @@ use self::credential::to_auth_config;
 pub(in crate::images) use self::credential::{is_registry_token_alone, unusable};
 use self::progress::{PullWatcher, Stalled};
 use self::status::to_error_of_pull;
-pub(in crate::images) use self::status::to_pull_error;
+pub(in crate::images) use self::status::{is_connection_failure, to_pull_error};
 use super::{ErrorClass, Present, ProgressSink, PullError, PullRequest, Pulled, Puller, Unpinned};
 use crate::images::containerd::{Containerd, ContentStore, LEASE_HEADER, Leases, Owner, Pins};
 use crate::images::filesystem::{flush_filesystem, read_filesystem};

@@ -17,8 +17,7 @@ pub(in crate::images) fn to_pull_error(
     reference: &str,
     endpoint: &RuntimeEndpoint,
 ) -> PullError {
-    // Only statuses that tonic makes itself have a source: the connection to the runtime failed, not the pull.
-    let Some(mut cause) = status.source() else {
+    let Some(mut cause) = status.source().filter(|_| is_connection_failure(status)) else {
         let (class, code) = classify(status.code(), status.message(), reference);
         let message = without_image(status.message(), reference);
         let error = match class {
@@ -34,11 +33,16 @@ pub(in crate::images) fn to_pull_error(
     PullError::new(ErrorClass::RuntimeDown, message)
 }
 
+/// Whether the connection to the runtime failed, so that the status isn't the runtime's answer. Only statuses that tonic makes
+/// itself have a source.
+pub(in crate::images) fn is_connection_failure(status: &Status) -> bool {
+    status.source().is_some()
+}
+
 /// Translates the answer to a pull of `reference`: a runtime that ended before it answered may have died of the image.
 pub(super) fn to_error_of_pull(status: &Status, reference: &str, endpoint: &RuntimeEndpoint) -> PullError {
     let error = to_pull_error(status, reference, endpoint);
-    let connection_failed = status.source().is_some();
-    if connection_failed && !was_not_connected(status) {
+    if is_connection_failure(status) && !was_not_connected(status) {
         return PullError { class: ErrorClass::RuntimeLost, ..error };
     }
     error
