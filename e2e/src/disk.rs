@@ -58,7 +58,7 @@ impl Format {
 
 /// A disk in a file, mounted over a directory. The place of the test unmounts it, which frees its loop device too.
 #[derive(Debug)]
-pub(crate) struct Disk {
+pub struct Disk {
     format: Format,
     file: PathBuf,
     root: PathBuf,
@@ -68,7 +68,7 @@ pub(crate) struct Disk {
 
 impl Disk {
     /// Makes a disk in the directory, and mounts it over `root`.
-    pub(crate) async fn mount(format: Format, dir: &Path, root: &Path) -> Result<Self> {
+    pub async fn mount(format: Format, dir: &Path, root: &Path) -> Result<Self> {
         let disk = Self { format, file: dir.join("disk-0"), root: root.to_owned(), cuts: 0 };
         std::fs::File::create_new(&disk.file)?.set_len(SIZE)?;
         let [maker, quiet] = format.maker();
@@ -86,7 +86,7 @@ impl Disk {
     }
 
     /// Cuts the power: from now on nothing is written, and what was not written is lost.
-    pub(crate) fn cut_power(&self) -> Result<()> {
+    pub fn cut_power(&self) -> Result<()> {
         let shut = Command::new("perl").args(["-e", SHUT_DOWN]).arg(&self.root).output();
         let shut = shut.context("cannot start perl")?;
         let said = String::from_utf8_lossy(&shut.stderr);

@@ -1,10 +1,13 @@
 //! The power of the disk is cut: what is left of a pull is whole, and what was reported is there.
 
+use std::process::Stdio;
+
+use prepull_e2e::disk::Disk;
 use prepull_e2e::prelude::*;
 use tokio::process::Child;
 use tokio::time::timeout;
 
-use crate::fetch::Hand;
+use crate::fetch::{Hand, said};
 
 async fn hand_on(format: Format) -> Result<Hand> {
     let hand = Hand::start_with(Registry::start(), Containerd::start_on_disk("edge-1", format)).await;
@@ -104,6 +107,29 @@ async fn power_cuts_between_blobs_are_survived() -> Result<()> {
         hand.pulls(&[&reference]).await.with_context(|| format!("{format:?}: the last pull"))?;
         assert_eq!(hand.containerd.check_unpacked(&image).await?, 4, "{format:?}: the last pull");
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_disk_that_refuses_fails_the_attempt() -> Result<()> {
+    let hand = Hand::start().await?;
+    let (_, reference) = hand.image("refused", &[MIB, MIB])?;
+    // The process sees a dead disk where containerd has its layers.
+    let dead = hand.containerd.dir().join("dead");
+    std::fs::create_dir(&dead)?;
+    let disk = Disk::mount(Format::Ext4, hand.containerd.dir(), &dead).await?;
+    disk.cut_power()?;
+    let layers = hand.containerd.root().join("io.containerd.snapshotter.v1.overlayfs");
+    let script = r#"mount --bind "$1" "$2" && shift 2 && exec "$@""#;
+    let mut apart = tokio::process::Command::new("unshare");
+    apart.args(["--mount", "sh", "-ec", script, "sh"]).args([&dead, &layers]);
+    let pull = hand.pull(&["--retries", "0", &reference])?;
+    apart.arg(pull.as_std().get_program()).args(pull.as_std().get_args());
+    let output = apart.stdout(Stdio::piped()).stderr(Stdio::piped()).output().await?;
+    let said = said(&output);
+    ensure!(output.status.code() == Some(1) && said.contains("cannot be brought to the disk"), "{said}");
+    ensure!(!hand.containerd.has_image(&reference).await?, "it has a record");
+    hand.pulls(&[&reference]).await?;
     Ok(())
 }
 

@@ -20,6 +20,7 @@ use containerd_client::types;
 use prepull_registry::manifest::Descriptor;
 use tonic::transport::Channel;
 
+use crate::images::flushes::Flushes;
 use crate::images::runtime::RuntimeEndpoint;
 pub(crate) use labels::{ContentLabels, Labels, of_index, of_manifest, of_unpacked};
 pub(crate) use leases::{LEASE_HEADER, Leases, Owner};
@@ -38,6 +39,7 @@ pub(crate) struct Containerd {
     pub(crate) endpoint: RuntimeEndpoint,
     pub(crate) store: Arc<ContentStore>,
     pub(crate) leases: Arc<Leases>,
+    pub(crate) flushes: Arc<Flushes>,
 }
 
 /// A descriptor as containerd's API has it.

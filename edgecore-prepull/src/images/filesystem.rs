@@ -1,11 +1,12 @@
 //! The file system at a path: its free space, and flushing it to the disk.
 
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 
 use prepull_api::wire::Filesystem;
 
 /// Reads capacity and free space. Free is what an unprivileged writer may use. May block on a dead file server.
-pub(crate) fn read_filesystem(mountpoint: &Path) -> std::io::Result<Filesystem> {
+pub(crate) fn read_filesystem(mountpoint: &Path) -> io::Result<Filesystem> {
     let stat = rustix::fs::statvfs(mountpoint)?;
     Ok(Filesystem {
         mountpoint: mountpoint.display().to_string(),
@@ -14,10 +15,35 @@ pub(crate) fn read_filesystem(mountpoint: &Path) -> std::io::Result<Filesystem> 
     })
 }
 
+/// Why a file system isn't flushed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FlushError {
+    /// The directory can't be opened: an agent in a container doesn't see all that the runtime sees.
+    #[error("cannot open {}: {source} (if the agent runs in a container, mount it there at the same path)", path.display())]
+    NotSeen {
+        /// The directory.
+        path: PathBuf,
+        /// What opening it answered.
+        source: io::Error,
+    },
+    /// The disk refuses.
+    #[error("cannot flush the file system of {}: {source}", path.display())]
+    Refused {
+        /// A directory of the file system.
+        path: PathBuf,
+        /// What the kernel answered.
+        source: io::Error,
+    },
+}
+
 /// Writes everything that the file system has in memory to its disk. May take minutes on a slow one.
-pub(crate) fn flush_filesystem(mountpoint: &Path) -> std::io::Result<()> {
-    let directory = std::fs::File::open(mountpoint)?;
-    Ok(rustix::fs::syncfs(directory)?)
+pub(crate) fn flush_filesystem(path: &Path) -> Result<(), FlushError> {
+    let path = path.to_owned();
+    let flushed = std::fs::File::open(&path).and_then(|directory| Ok(rustix::fs::syncfs(directory)?));
+    flushed.map_err(|source| match source.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => FlushError::NotSeen { path, source },
+        _ => FlushError::Refused { path, source },
+    })
 }
 
 #[cfg(test)]
@@ -35,6 +61,7 @@ mod tests {
     fn a_file_system_can_be_flushed_by_one_of_its_directories() {
         let directory = tempfile::TempDir::new().unwrap();
         flush_filesystem(directory.path()).unwrap();
-        flush_filesystem(&directory.path().join("absent")).unwrap_err();
+        let absent = flush_filesystem(&directory.path().join("absent"));
+        assert!(matches!(absent, Err(FlushError::NotSeen { .. })), "{absent:?}");
     }
 }

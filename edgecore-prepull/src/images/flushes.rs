@@ -1,8 +1,13 @@
 //! Flushes that images share: one that begins after an image or a layer was unpacked covers it for every caller.
 
+use std::io;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::Mutex;
+use tokio::task::spawn_blocking;
+
+use super::filesystem::{FlushError, flush_filesystem};
 
 /// One flush of the image file system at a time.
 #[derive(Debug, Default)]
@@ -14,8 +19,18 @@ pub(crate) struct Flushes {
 }
 
 impl Flushes {
+    /// Brings all that was written before this call to the disk of a directory, which is the same one for all callers.
+    pub(crate) async fn flush(&self, directory: PathBuf) -> Result<(), FlushError> {
+        let flush = async {
+            let path = directory.clone();
+            let flushed = spawn_blocking(move || flush_filesystem(&directory)).await;
+            flushed.unwrap_or_else(|error| Err(FlushError::Refused { path, source: io::Error::other(error) }))
+        };
+        self.cover(flush).await
+    }
+
     /// Waits for a successful flush that began after this call. Starts one unless another caller already has.
-    pub(crate) async fn cover<E>(&self, flush: impl Future<Output = Result<(), E>>) -> Result<(), E> {
+    async fn cover<E>(&self, flush: impl Future<Output = Result<(), E>>) -> Result<(), E> {
         let earlier = self.begun.load(Ordering::Relaxed);
         let mut ended = self.ended.lock().await;
         if *ended > earlier {

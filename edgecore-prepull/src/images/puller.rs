@@ -79,8 +79,9 @@ pub trait Puller: Send + Sync + 'static {
         let _ = heard;
     }
 
-    /// Writes to the disk what was just pulled: a runtime that answers a pull may have it in memory only, and images
-    /// that lost their files in a power cut still count as present.
+    /// Writes to the disk what was just pulled, unless it's [`Pulled::is_flushed`]: a runtime that answers a pull may have it
+    /// in memory only, and images that lost their files in a power cut still count as present. Callers at the same time
+    /// may share a flush.
     fn flush(&self) -> impl Future<Output = ()> + Send;
 
     /// Releases what unfinished pulls of this reference have fetched. Called when nobody will resume them.
@@ -132,6 +133,8 @@ pub struct Pulled {
     /// What is wrong although the image was pulled: it has no valid signature, and the job only wants to know. At most
     /// [`prepull_api::wire::MAX_REASON`] bytes.
     pub warning: Option<String>,
+    /// Whether it's on the disk as a whole, so that it outlives a power cut.
+    pub is_flushed: bool,
     /// Who has downloaded it.
     pub by: PulledBy,
     /// Why that was not the agent; empty if it was. At most [`prepull_api::wire::MAX_NOTE`] bytes.

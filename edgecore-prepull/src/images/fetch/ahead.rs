@@ -84,7 +84,12 @@ async fn unpack(
         return Ok(());
     }
     let unpack = Unpack { snapshotter: &facts.snapshotter, layer, parent, diff_id, chain_id };
-    let flush = async { if facts.flushes_layers { Ok(()) } else { fetcher.flush(facts).await } };
+    let flush = async {
+        if facts.flushes_layers {
+            return Ok(());
+        }
+        fetcher.flush(facts).await.map_err(|error| Status::failed_precondition(error.to_string()))
+    };
     unpacking.set(Some(&layer.digest));
     match fetcher.unpacker.unpack(unpack, lease, flush).await {
         // It stays the layer that was being unpacked when the runtime ended.

@@ -1,7 +1,6 @@
 //! What a fetch consists of: how much is there, whether there is room for the rest, and the download.
 
 use std::convert::Infallible;
-use std::io;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +14,6 @@ use prepull_registry::{Proxies, RegistryClient, Repository, Settings as ClientSe
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
-use tonic::Status;
 
 use super::FetchSettings;
 use super::ahead::{Arrived, unpack_ahead};
@@ -33,7 +31,7 @@ use crate::by_key::ByKey;
 use crate::images::containerd::{
     BlobKind, Containerd, ContentLabels, ContentStore, ContentWriter, ImageRecords, Leases, Unpacker,
 };
-use crate::images::filesystem::flush_filesystem;
+use crate::images::filesystem::FlushError;
 use crate::images::flushes::Flushes;
 use crate::images::puller::{ErrorClass, ProgressSink, PullError};
 use crate::images::rate::Bucket;
@@ -71,7 +69,7 @@ pub(super) struct Fetcher {
     pub(super) flights: Flights,
     /// What is being unpacked, by the name of its snapshot.
     pub(super) chains: ByKey<AsyncMutex<()>>,
-    flushes: Flushes,
+    flushes: Arc<Flushes>,
     pub(super) downloads: Downloads,
     pub(super) streams: Semaphore,
     /// The client that was needed last.
@@ -88,7 +86,7 @@ impl std::fmt::Debug for Fetcher {
 
 impl Fetcher {
     pub(super) fn new(containerd: Containerd, settings: FetchSettings) -> Self {
-        let Containerd { channel, endpoint, store, leases } = containerd;
+        let Containerd { channel, endpoint, store, leases, flushes } = containerd;
         Self {
             runtime: Runtime::new(&channel, endpoint.clone()),
             endpoint,
@@ -101,7 +99,7 @@ impl Fetcher {
             bucket: Bucket::new(settings.max_rate),
             flights: Flights::default(),
             chains: ByKey::default(),
-            flushes: Flushes::default(),
+            flushes,
             downloads: Downloads::default(),
             streams: Semaphore::new(STREAMS_OF_NODE),
             client: Mutex::default(),
@@ -256,16 +254,10 @@ impl Fetcher {
     }
 
     /// Brings all that was unpacked before this call to the disk.
-    pub(super) async fn flush(&self, facts: &Facts) -> Result<(), Status> {
-        let flush = async {
-            let root = facts.image_root.clone();
-            let flushed = spawn_blocking(move || flush_filesystem(&root)).await;
-            flushed.map_err(io::Error::other).flatten()
-        };
-        self.flushes.cover(flush).await.map_err(|error| {
-            let root = facts.image_root.display();
-            tracing::warn!(%root, %error, "the runtime's disk cannot be flushed; a containerd before 2.0 has to unpack by itself then (if the agent runs in a container, mount the disk there at the same path)");
-            Status::failed_precondition(format!("cannot flush the file system of {root}: {error}"))
+    pub(super) async fn flush(&self, facts: &Facts) -> Result<(), FlushError> {
+        let flushed = self.flushes.flush(facts.image_root.clone()).await;
+        flushed.inspect_err(|error| {
+            tracing::warn!(%error, "the runtime's disk isn't flushed; a power cut may damage what is being pulled");
         })
     }
 

@@ -3,6 +3,8 @@
 //! What is unpacked as a whole needs nobody any more: labels and records are written as the runtime's own pull writes them,
 //! and a registry that is gone by now does no harm. Everything else is left to the runtime, which finds the blobs there.
 
+use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 use futures::stream::{self, StreamExt, TryStreamExt};
@@ -17,6 +19,7 @@ use super::image::ImageParts;
 use super::runtime::Facts;
 use super::stop::Stop;
 use crate::images::containerd::{Labels, of_unpacked};
+use crate::images::filesystem::FlushError;
 use crate::images::puller::cri::{is_connection_failure, to_pull_error};
 use crate::images::puller::{ErrorClass, PullError, PullRequest, PullTerms, Pulled, Puller};
 
@@ -37,7 +40,15 @@ impl<P: Puller> Fetching<P> {
         download: &Download<'_>,
         snapshot: Option<String>,
     ) -> Result<Pulled, Stop> {
-        if let Some(snapshot) = snapshot.filter(|_| !needs_runtime(&request, download.facts)) {
+        // What has a record counts as present, and a power cut may follow at once. Layers that we have unpacked are on the
+        // disk. Blobs, and layers of another's pull, may not be.
+        let is_flushed = match self.fetcher.flush(download.facts).await {
+            Ok(()) => true,
+            // The runtime goes on then, as it would without the agent.
+            Err(FlushError::NotSeen { .. }) => false,
+            Err(FlushError::Refused { path, source }) => return Err(unflushed(&path, &source).into()),
+        };
+        if let Some(snapshot) = snapshot.filter(|_| is_flushed && !needs_runtime(&request, download.facts)) {
             match self.record(request, reference, image, download, &snapshot).await {
                 Ok(true) => {
                     let size = image.size();
@@ -45,6 +56,7 @@ impl<P: Puller> Fetching<P> {
                         digest: Some(image.target.digest.clone()),
                         id: Some(image.config.digest.clone()),
                         bytes: Some(Bytes { done: size, total: size }),
+                        is_flushed: true,
                         ..Pulled::default()
                     });
                 }
@@ -60,7 +72,7 @@ impl<P: Puller> Fetching<P> {
         self.finish_by_runtime(request, reference, image).await
     }
 
-    /// Records an image that is unpacked. `false` if the runtime does not know it then.
+    /// Records an image that is unpacked and on the disk. `false` if the runtime does not know it then.
     async fn record(
         &self,
         request: PullRequest<'_>,
@@ -70,12 +82,6 @@ impl<P: Puller> Fetching<P> {
         snapshot: &str,
     ) -> Result<bool, Status> {
         let fetcher = &self.fetcher;
-        // What has a record counts as present, and a power cut may follow at once. Layers that we have unpacked are on the
-        // disk. Blobs, and layers of another's pull, may not be.
-        let flushed = fetcher.flush(facts).await;
-        if !facts.flushes_layers {
-            flushed?;
-        }
         let of_config = of_unpacked(&facts.snapshotter, snapshot);
         let documents = image.documents.iter().map(|document| (&document.blob.digest, &document.labels));
         // A document that was there before lacks this repository among the places that it is from. Layers have all that
@@ -150,6 +156,19 @@ impl<P: Puller> Fetching<P> {
         }
         Ok(false)
     }
+}
+
+/// Another attempt may find that the disk takes it: it has written off what it could not write, and that is fetched again.
+fn unflushed(path: &Path, error: &io::Error) -> PullError {
+    let class = match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorClass::NoSpace,
+        _ => ErrorClass::Transient,
+    };
+    let path = path.display();
+    let message = format!(
+        "the image is fetched, and cannot be brought to the disk of {path}: {error} (look at the disk and at the kernel's log)"
+    );
+    PullError::new(class, message)
 }
 
 /// Whether the runtime has to be asked for the image in any case: it removes the layers that it is told to discard, and

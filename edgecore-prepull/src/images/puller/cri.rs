@@ -31,7 +31,8 @@ use self::status::to_error_of_pull;
 pub(in crate::images) use self::status::{is_connection_failure, to_pull_error};
 use super::{ErrorClass, Present, ProgressSink, PullError, PullRequest, Pulled, Puller, Unpinned};
 use crate::images::containerd::{Containerd, ContentStore, LEASE_HEADER, Leases, Owner, Pins};
-use crate::images::filesystem::{flush_filesystem, read_filesystem};
+use crate::images::filesystem::read_filesystem;
+use crate::images::flushes::Flushes;
 use crate::images::runtime::RuntimeEndpoint;
 
 /// Largest gRPC message: containerd sends up to 16 MiB, while tonic refuses more than 4 MiB by default.
@@ -55,6 +56,7 @@ pub struct CriPuller {
     watcher: Arc<PullWatcher>,
     leases: Arc<Leases>,
     pins: Arc<Pins>,
+    flushes: Arc<Flushes>,
 }
 
 impl CriPuller {
@@ -79,18 +81,20 @@ impl CriPuller {
             content,
             pins: Arc::new(Pins::new(channel.clone())),
             leases: Arc::new(Leases::new(channel.clone(), owner)),
+            flushes: Arc::default(),
             channel,
         }
     }
 
     /// The API of the containerd behind the endpoint, if it is one.
     pub(crate) fn containerd(&self) -> Containerd {
-        let Self { endpoint, channel, content, leases, .. } = self;
+        let Self { endpoint, channel, content, leases, flushes, .. } = self;
         Containerd {
             channel: channel.clone(),
             endpoint: endpoint.clone(),
             store: Arc::clone(content),
             leases: Arc::clone(leases),
+            flushes: Arc::clone(flushes),
         }
     }
 
@@ -227,13 +231,7 @@ impl Puller for CriPuller {
 
     async fn flush(&self) {
         let flushed = match self.read_mountpoint().await {
-            Ok(mountpoint) => {
-                let flushed =
-                    tokio::task::spawn_blocking(move || flush_filesystem(Path::new(&mountpoint))).await;
-                flushed
-                    .map_err(|error| error.to_string())
-                    .and_then(|flushed| flushed.map_err(|error| error.to_string()))
-            }
+            Ok(mountpoint) => self.flushes.flush(mountpoint.into()).await.map_err(|error| error.to_string()),
             Err(error) => Err(error.message),
         };
         // The image is there all the same: only a power cut within the next minute could harm it.

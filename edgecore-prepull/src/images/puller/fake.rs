@@ -52,6 +52,8 @@ pub(crate) struct State {
     pub(crate) filesystem_errors: Vec<ErrorClass>,
     /// How often what was pulled has been flushed to the disk.
     pub(crate) flushed: usize,
+    /// Whether what it pulls is on the disk then.
+    pub(crate) pulls_to_disk: bool,
     /// How long a flush takes.
     pub(crate) flush_takes: Duration,
     /// Questions about the version that will still find the runtime down.
@@ -142,6 +144,7 @@ impl Puller for Fake {
             digest: Some("sha256:d".to_owned()),
             id: Some("sha256:i".to_owned()),
             bytes: Some(Bytes { done: 100, total: 100 }),
+            is_flushed: state.pulls_to_disk,
             by: PulledBy::Runtime,
             why_not_agent: "the fake has no agent".to_owned(),
             ..Pulled::default()

@@ -1,12 +1,10 @@
 //! Pulling of single images: attempts, backoff, and the limits that all tasks of the node share.
 
-use std::convert::Infallible;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-use futures::FutureExt;
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{Bytes, ImageOutcome, ImageResult, ImageTask, PullPolicy, TaskId};
 use prepull_api::wire::{Key, truncate_reason};
@@ -21,7 +19,6 @@ use super::login::pull_with_key;
 use super::pinning::pin;
 use super::window::{Wall, wait_for_other_verification, wait_until};
 use crate::backoff::{self, Backoff};
-use crate::images::flushes::Flushes;
 use crate::images::providers::Providers;
 use crate::images::puller::{ErrorClass, Present, PullError, PullTerms, Pulled, Puller};
 use crate::images::rate::Bucket;
@@ -52,7 +49,6 @@ pub(super) struct ImagePulls<P> {
     /// One permit per pull that may run on the node.
     node_permits: Semaphore,
     locks: ReferenceLocks,
-    flushes: Flushes,
     pub(super) wanted: Wanted,
     /// Where tries that fail are counted.
     pub(super) metrics: Option<Arc<Metrics>>,
@@ -84,7 +80,6 @@ impl<P: Puller> ImagePulls<P> {
             parallel,
             node_permits: Semaphore::new(parallel),
             locks: ReferenceLocks::default(),
-            flushes: Flushes::default(),
             wanted: Wanted::default(),
             metrics: None,
             leftovers: AtomicBool::new(true),
@@ -277,7 +272,9 @@ impl<P: Puller> ImagePulls<P> {
                 // The disk of this image, and the link for the next one.
                 drop((of_task, of_node));
                 // Before anybody learns of it: what is reported as pulled must outlive a power cut.
-                let Ok(()) = self.flushes.cover(self.puller.flush().map(Ok::<_, Infallible>)).await;
+                if !pulled.is_flushed {
+                    self.puller.flush().await;
+                }
                 *recent = Some(RecentPull::new(&key, &pulled));
                 Ok(Some(just_pulled(pulled)))
             }
@@ -321,7 +318,8 @@ fn failed(error: &PullError) -> ImageResult {
 }
 
 fn just_pulled(pulled: Pulled) -> ImageResult {
-    let Pulled { digest, id, bytes, warning, by, why_not_agent, from_peers, why_not_shared } = pulled;
+    let Pulled { digest, id, bytes, warning, is_flushed: _, by, why_not_agent, from_peers, why_not_shared } =
+        pulled;
     let result = on_node(ImageOutcome::Pulled, digest, id, bytes);
     ImageResult {
         reason: warning.unwrap_or_default(),
