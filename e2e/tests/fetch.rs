@@ -46,10 +46,7 @@ impl Hand {
 
     /// `edgecore-prepull pull` with the agent's own fetch.
     pub(crate) fn pull(&self, arguments: &[&str]) -> Result<tokio::process::Command> {
-        let mut command = tokio::process::Command::new(prepull_e2e::parts::program("edgecore-prepull")?);
-        command.args(["pull", "--fetch", "agent", "--runtime-endpoint", &self.containerd.endpoint()]);
-        command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-        Ok(command)
+        pull_command(&self.containerd, arguments)
     }
 
     /// Pulls to the end, which must be a good one.
@@ -79,6 +76,14 @@ impl Hand {
     pub(crate) fn bytes_of(&self, image: &Image) -> u64 {
         image.blobs().iter().map(|blob| self.link.bytes_of(blob)).sum()
     }
+}
+
+/// `edgecore-prepull pull` into a containerd, with the agent's own fetch.
+pub(crate) fn pull_command(containerd: &Containerd, arguments: &[&str]) -> Result<tokio::process::Command> {
+    let mut command = tokio::process::Command::new(prepull_e2e::parts::program("edgecore-prepull")?);
+    command.args(["pull", "--fetch", "agent", "--runtime-endpoint", &containerd.endpoint()]);
+    command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    Ok(command)
 }
 
 pub(crate) fn said(output: &Output) -> String {

@@ -6,7 +6,7 @@ use prepull_e2e::prelude::*;
 use prepull_e2e::proxy::Record;
 use tokio::time::timeout;
 
-use crate::fetch::{Hand, said};
+use crate::fetch::{Hand, pull_command, said};
 
 /// Names of snapshots that are half unpacked begin like this; those of unpacked ones are digests.
 const HALF: &str = "extract-";
@@ -76,6 +76,73 @@ async fn what_is_half_unpacked_when_agent_or_runtime_are_killed_is_gone_after_th
         // containerd clears away in its own time what no lease holds any more.
         eventually("nothing half is left", SOON, async || layers_are_unpacked(&hand, unpacked).await).await?;
     }
+    Ok(())
+}
+
+/// Names of what is half unpacked.
+async fn half_unpacked(containerd: &Containerd) -> Result<BTreeSet<String>> {
+    Ok(containerd.snapshots().await?.into_keys().filter(|name| name.starts_with(HALF)).collect())
+}
+
+#[tokio::test]
+async fn killed_agents_leave_one_half_at_most() -> Result<()> {
+    let site = Site::start().await?;
+    let mut node = site.node("edge-1").await?.await?;
+    let (image, reference) = site.image("killed-twice", &[160 * MIB, MIB])?;
+    let job = site.job("killed-twice").images([&reference]).on(["edge-1"]).retries(3).apply().await?;
+    let mut seen = BTreeSet::new();
+    for kill in 1..=3 {
+        let unpacks = async {
+            loop {
+                let half = half_unpacked(node.containerd()).await?;
+                if !half.is_subset(&seen) {
+                    break Ok::<_, anyhow::Error>(half);
+                }
+            }
+        };
+        let half =
+            timeout(SOON, unpacks).await.with_context(|| format!("kill {kill}: nothing is unpacked"))??;
+        assert_eq!(half.len(), 1, "before kill {kill}");
+        seen.extend(half);
+        node.kill9_agent()?;
+        node.restart_agent()?;
+    }
+    job.completes().await?;
+    eventually("nothing half is left", SOON, async || {
+        let half = half_unpacked(node.containerd()).await?;
+        ensure!(half.is_empty(), "{half:?}");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(node.containerd().check_unpacked(&image).await?, 2);
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agent_and_a_person_pull_the_same() -> Result<()> {
+    let site = Site::start().await?;
+    let node = site.node("edge-1").await?.await?;
+    // Without users, as the person names none.
+    let registry = Registry::start().await?;
+    let image = Image::of_layers("both", &[160 * MIB, MIB])?;
+    let reference = registry.seed(&image, "team/both:v1")?;
+    let job = site.job("both").images([&reference]).on(["edge-1"]).apply().await?;
+    let unpacks = async {
+        while half_unpacked(node.containerd()).await?.is_empty() {}
+        Ok::<_, anyhow::Error>(())
+    };
+    timeout(SOON, unpacks).await.context("nothing is unpacked")??;
+    let output = pull_command(node.containerd(), &[&reference])?.output().await?;
+    ensure!(output.status.success(), "{}", said(&output));
+    let status = job.completes().await?;
+    assert_eq!(status.summary.successful, 1);
+    eventually("nothing half is left", SOON, async || {
+        let half = half_unpacked(node.containerd()).await?;
+        ensure!(half.is_empty(), "{half:?}");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(node.containerd().check_unpacked(&image).await?, 2);
     Ok(())
 }
 

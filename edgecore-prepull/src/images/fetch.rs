@@ -162,6 +162,10 @@ impl<P: Puller> Fetching<P> {
             let message = format!("containerd gives no lease for the image ({})", fetcher.endpoint);
             return Err(PullError::new(ErrorClass::RuntimeDown, message).into());
         };
+        for (snapshotter, key) in fetcher.leases.half_unpacked(&lease).await {
+            // It takes room, and a process that is killed again and again would fill the disk. If it stays, it goes with the lease.
+            let _ = fetcher.unpacker.remove(&snapshotter, &key, &lease).await;
+        }
         let layers: Arc<[_]> = fetcher.layers(&repository, &image, &facts).await.into();
         let watched = fetcher.downloads.begin(request.reference, Arc::clone(&layers));
         fetcher.check_room(&repository, &layers, &facts).await?;

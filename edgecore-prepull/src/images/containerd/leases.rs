@@ -16,13 +16,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use containerd_client::services::v1::leases_client::LeasesClient;
-use containerd_client::services::v1::{CreateRequest, DeleteRequest, ListRequest, ListResourcesRequest};
+use containerd_client::services::v1::{
+    CreateRequest, DeleteRequest, ListRequest, ListResourcesRequest, Resource,
+};
 use tokio::time::{sleep, timeout};
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
 use super::namespace::namespaced;
+use super::unpack::is_extraction;
 
 /// gRPC header in which containerd's clients name the lease of a request.
 pub(crate) const LEASE_HEADER: &str = "containerd-lease";
@@ -39,6 +42,9 @@ const CLOSING: Duration = Duration::from_secs(2);
 
 /// Most leases of others that are looked at: the runtime has one for each of its pulls.
 const MAX_OTHERS: usize = 32;
+
+/// How the type of a snapshot begins among the resources of a lease. The name of its snapshotter follows.
+const SNAPSHOTS: &str = "snapshots/";
 
 /// For whom leases are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,6 +163,20 @@ impl Leases {
             }
         }
         None
+    }
+
+    /// What an earlier pull with this lease was unpacking when it was killed, by snapshotter and name. Nothing for a person:
+    /// two processes that pull one image by hand have one lease, and what is half unpacked may be the other's. The agent has
+    /// one pull of an image at a time.
+    pub(crate) async fn half_unpacked(&self, lease: &MetadataValue<Ascii>) -> Vec<(String, String)> {
+        let Some(id) = lease.to_str().ok().filter(|_| self.owner == Owner::Agent) else { return Vec::new() };
+        let request = namespaced(ListResourcesRequest { id: id.to_owned() });
+        let Ok(Ok(answer)) = timeout(PATIENCE, self.client.clone().list_resources(request)).await else {
+            return Vec::new();
+        };
+        let half = answer.into_inner().resources.into_iter().filter(|resource| is_extraction(&resource.id));
+        half.filter_map(|Resource { id, r#type }| Some((r#type.strip_prefix(SNAPSHOTS)?.to_owned(), id)))
+            .collect()
     }
 
     async fn create(&self, id: &str) -> bool {

@@ -86,7 +86,7 @@ impl Unpacker {
         let Some(mounts) = self.prepare(unpack, &key, lease).await? else { return Ok(()) };
         let unpacked = self.apply_and_commit(unpack, &key, mounts, lease, flush).await;
         if unpacked.is_err() {
-            let _ = self.remove(unpack.snapshotter, &key).await;
+            let _ = self.remove(unpack.snapshotter, &key, lease).await;
         }
         unpacked
     }
@@ -141,7 +141,7 @@ impl Unpacker {
         };
         match answer_within(PATIENCE, self.snapshots.clone().commit(leased(request, lease))).await {
             Err(status) if status.code() == Code::AlreadyExists => {
-                self.remove(unpack.snapshotter, key).await?;
+                self.remove(unpack.snapshotter, key, lease).await?;
             }
             committed => drop(committed?),
         }
@@ -153,9 +153,15 @@ impl Unpacker {
         answer_within(PATIENCE, self.content.clone().update(namespaced(request))).await.map(drop)
     }
 
-    async fn remove(&self, snapshotter: &str, key: &str) -> Result<(), Status> {
+    /// Removes what is half unpacked, and takes it from the lease.
+    pub(crate) async fn remove(
+        &self,
+        snapshotter: &str,
+        key: &str,
+        lease: &MetadataValue<Ascii>,
+    ) -> Result<(), Status> {
         let request = RemoveSnapshotRequest { snapshotter: snapshotter.to_owned(), key: key.to_owned() };
-        answer_within(PATIENCE, self.snapshots.clone().remove(namespaced(request))).await.map(drop)
+        answer_within(PATIENCE, self.snapshots.clone().remove(leased(request, lease))).await.map(drop)
     }
 }
 
@@ -168,6 +174,11 @@ fn extraction_key(chain_id: &str) -> String {
     let _ = SystemRandom::new().fill(&mut random);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     format!("{EXTRACTION}{}-{:08x} {chain_id}", now.subsec_nanos(), u32::from_le_bytes(random))
+}
+
+/// Whether a snapshot has such a name.
+pub(super) fn is_extraction(name: &str) -> bool {
+    name.starts_with(EXTRACTION)
 }
 
 /// The labels that containerd's client gives to a snapshot.
