@@ -13,7 +13,7 @@ use crate::parts;
 use crate::place::unmount_below;
 
 /// Enough for some images and the smallest xfs there is. Only what is written takes room.
-const SIZE: u64 = 512 * 1024 * 1024;
+pub(crate) const SIZE: u64 = 512 * 1024 * 1024;
 /// Calls `GOINGDOWN` of the file system of a directory, with the flag that its journal is not written. Such a call is
 /// unsafe code in Rust, and no program of Debian's base makes it.
 const SHUT_DOWN: &str = r#"open(my $dir, "<", $ARGV[0]) or die "$ARGV[0]: $!\n";
@@ -67,10 +67,10 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Makes a disk in the directory, and mounts it over `root`.
-    pub async fn mount(format: Format, dir: &Path, root: &Path) -> Result<Self> {
+    /// Makes a disk of this many bytes in the directory, and mounts it over `root`.
+    pub async fn mount(format: Format, size: u64, dir: &Path, root: &Path) -> Result<Self> {
         let disk = Self { format, file: dir.join("disk-0"), root: root.to_owned(), cuts: 0 };
-        std::fs::File::create_new(&disk.file)?.set_len(SIZE)?;
+        std::fs::File::create_new(&disk.file)?.set_len(size)?;
         let [maker, quiet] = format.maker();
         let mut command = Command::new(maker);
         command.arg(quiet).arg(&disk.file);

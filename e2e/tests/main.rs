@@ -15,6 +15,7 @@ mod fetch;
 mod fetch_access;
 mod fleet;
 mod floods;
+mod full_disks;
 mod ha;
 mod harness;
 mod harness_edge;

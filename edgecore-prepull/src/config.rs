@@ -115,10 +115,16 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "RATE", env = "PREPULL_PEER_MAX_UPLOAD_RATE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) peer_max_upload_rate: Option<Rate>,
-    /// The kubelet's --image-gc-high-threshold: no image is fetched that would fill the disk further [default: 85%]
+    /// The kubelet's --image-gc-high-threshold: no image is fetched that would fill the disk further, except with images
+    /// that the kubelet can remove [default: 85%]
     #[arg(long, value_name = "PERCENT", env = "PREPULL_IMAGE_GC_HIGH_THRESHOLD")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) image_gc_high_threshold: Option<Percent>,
+    /// Remove images that nothing needs where one to be pulled doesn't fit otherwise, those that weren't needed for the
+    /// longest time first [default: false, which leaves that to the kubelet]
+    #[arg(long, value_name = "BOOL", env = "PREPULL_MAKE_ROOM", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) make_room: Option<bool>,
     /// Root directory of the kubelet, whose records of pulls show when it will ask the registry for an image that is on the
     /// node; they are only read [default: /var/lib/kubelet]
     #[arg(long, value_name = "DIR", env = "PREPULL_KUBELET_DIR")]
@@ -289,6 +295,7 @@ impl Settings {
             peer_patience,
             peer_max_upload_rate,
             image_gc_high_threshold,
+            make_room,
             kubelet_dir,
             image_credential_provider_config,
             image_credential_provider_bin_dir,
@@ -318,6 +325,7 @@ impl Settings {
                 room: RoomRules {
                     gc_high_threshold: gc_high_threshold.unwrap_or(DEFAULT_GC_HIGH_THRESHOLD),
                     disk_min_free: limits.disk_min_free,
+                    make_room: make_room.or(file.make_room).unwrap_or(false),
                 },
             },
             peers: PeerSettings {

@@ -38,6 +38,10 @@ prepull_program::metrics! {
         image_failures: Family<Code, Counter>,
         /// Bytes of images that the agent has downloaded itself, by source: registry, or peer for the neighbours of its site
         downloaded_bytes: Family<Source, Counter>,
+        /// Images that the agent has removed to make room for others, with --make-room
+        removed_images: Counter,
+        /// Bytes that those have freed, as far as containerd knows
+        removed_image_bytes: Counter,
         /// Bytes that the agent has served to the neighbours of its site
         peer_served_bytes: Counter,
         /// Pulls, by who has downloaded: agent or runtime
@@ -220,6 +224,12 @@ impl Metrics {
     pub(crate) fn count_downloaded(&self, bytes: u64, is_of_peer: bool) {
         let source = if is_of_peer { PEER } else { REGISTRY };
         self.counted.downloaded_bytes.get_or_create(&source).inc_by(bytes);
+    }
+
+    /// Counts an image that was removed to make room.
+    pub(crate) fn count_removed(&self, bytes: u64) {
+        self.counted.removed_images.inc();
+        self.counted.removed_image_bytes.inc_by(bytes);
     }
 
     /// Counts bytes that the agent has served to a neighbour.

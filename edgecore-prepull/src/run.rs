@@ -169,6 +169,9 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<ExitCode> {
     let peer_address = peers.address(peer_port);
     let config = NodeConfig { max_tasks, parallel_pulls, limits, clock, providers, hub, kubelet_dir };
     tasks.spawn(measure_certificate(identity.clone(), metrics.clone(), shutdown.clone()));
+    let watched = puller.clone();
+    let watching = shutdown.clone().run_until_cancelled_owned(async move { watched.watch_uses().await });
+    tasks.spawn(watching);
     let records = Recorder::start(ledger).await?;
     let node = Node::new(puller.clone(), records, config, metrics.clone());
     tasks.spawn(probe_runtime(puller, metrics.clone(), shutdown.clone()));

@@ -5,6 +5,8 @@ mod pins;
 mod unpacked;
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -27,7 +29,7 @@ use tonic::Request;
 use tonic::transport::Channel;
 
 use crate::cleanup::{Child, SOON, eventually};
-use crate::disk::{Disk, Format};
+use crate::disk::{self, Disk, Format};
 use crate::network::Space;
 use crate::parts;
 use crate::place::{HOSTS, Place};
@@ -48,13 +50,13 @@ pub struct Containerd {
 }
 
 /// What its data is on.
-enum Data {
+pub(super) enum Data {
     /// The file system of the test.
     Shared,
     /// A tmpfs with this size in bytes.
     Memory(u64),
-    /// A disk whose power can be cut.
-    Disk(Format),
+    /// A disk of so many bytes with a real file system, whose power can be cut.
+    Disk(Format, u64),
 }
 
 impl From<Option<u64>> for Data {
@@ -107,7 +109,7 @@ impl Containerd {
 
     /// Starts a containerd with its data on a disk whose power can be cut.
     pub async fn start_on_disk(name: &str, format: Format) -> Result<Self> {
-        Self::start_as(name, Data::Disk(format), false, None).await
+        Self::start_as(name, Data::Disk(format, disk::SIZE), false, None).await
     }
 
     /// Starts a containerd that removes layers from its content store once they are unpacked, as those of EKS, GKE and Talos
@@ -116,9 +118,9 @@ impl Containerd {
         Self::start_as(name, Data::Shared, true, None).await
     }
 
-    /// Starts a containerd like [`Self::start_on`], in a network namespace.
-    pub(super) async fn start_in(name: &str, disk: Option<u64>, space: Option<Space>) -> Result<Self> {
-        Self::start_as(name, disk.into(), false, space).await
+    /// Starts a containerd with its data there, in a network namespace.
+    pub(super) async fn start_in(name: &str, data: Data, space: Option<Space>) -> Result<Self> {
+        Self::start_as(name, data, false, space).await
     }
 
     async fn start_as(name: &str, data: Data, discards_layers: bool, space: Option<Space>) -> Result<Self> {
@@ -133,7 +135,9 @@ impl Containerd {
         match data {
             Data::Shared => {}
             Data::Memory(size) => containerd.mount(&format!("size={size}")).await?,
-            Data::Disk(format) => containerd.disk = Some(Disk::mount(format, &containerd.dir, &root).await?),
+            Data::Disk(format, size) => {
+                containerd.disk = Some(Disk::mount(format, size, &containerd.dir, &root).await?);
+            }
         }
         std::fs::create_dir_all(containerd.registry_hosts())?;
         containerd.place.share_registry_hosts()?;
@@ -174,8 +178,24 @@ impl Containerd {
 
     /// Free bytes on the disk that containerd's data is on.
     pub fn free_space(&self) -> Result<u64> {
+        Ok(self.space()?.0)
+    }
+
+    /// Free bytes, and all bytes, of the disk that containerd's data is on.
+    pub fn space(&self) -> Result<(u64, u64)> {
         let stat = rustix::fs::statvfs(self.root())?;
-        Ok(stat.f_bavail * stat.f_frsize)
+        Ok((stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize))
+    }
+
+    /// Fills the disk up with something else than images, until so many bytes are free.
+    pub fn fill_disk(&self, free: u64) -> Result<()> {
+        const PIECE: [u8; 64 * 1024] = [1; 64 * 1024];
+        let mut ballast = File::options().create(true).append(true).open(self.root().join("ballast"))?;
+        while self.free_space()? > free + PIECE.len() as u64 {
+            ballast.write_all(&PIECE)?;
+            ballast.sync_all()?;
+        }
+        Ok(())
     }
 
     async fn mount(&self, options: &str) -> Result<()> {

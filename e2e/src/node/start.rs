@@ -9,9 +9,11 @@ use anyhow::{Context, Result};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
+use super::containerd::Data;
 use super::eavesdropper::Eavesdropper;
 use super::{Containerd, EdgeNode};
 use crate::cloud::Cloud;
+use crate::disk::Format;
 use crate::network::{Cable, Outlet, Passage, Space};
 use crate::parts;
 use crate::place::Place;
@@ -28,7 +30,7 @@ pub struct Start<'a> {
     /// Whether containerd runs in the namespace as well.
     whole: bool,
     environment: Vec<(&'static str, OsString)>,
-    disk: Option<u64>,
+    data: Data,
     eavesdropped: bool,
     agent: bool,
     identity: Origin,
@@ -54,7 +56,7 @@ impl<'a> Start<'a> {
             space: None,
             whole: false,
             environment: Vec::new(),
-            disk: None,
+            data: Data::Shared,
             eavesdropped: false,
             agent: true,
             identity: Origin::Token,
@@ -102,7 +104,14 @@ impl<'a> Start<'a> {
     /// Puts the runtime's data on a disk of so many bytes.
     #[must_use]
     pub fn disk(mut self, size: u64) -> Self {
-        self.disk = Some(size);
+        self.data = Data::Memory(size);
+        self
+    }
+
+    /// Puts the runtime's data on a disk of so many bytes with an ext4.
+    #[must_use]
+    pub fn ext4(mut self, size: u64) -> Self {
+        self.data = Data::Disk(Format::Ext4, size);
         self
     }
 
@@ -149,7 +158,7 @@ impl<'a> Start<'a> {
             space,
             whole,
             environment,
-            disk,
+            data,
             eavesdropped,
             agent,
             identity,
@@ -162,7 +171,7 @@ impl<'a> Start<'a> {
             })
         };
         let of_runtime = space.clone().filter(|_| whole);
-        let (containerd, token) = tokio::try_join!(Containerd::start_in(&name, disk, of_runtime), token)?;
+        let (containerd, token) = tokio::try_join!(Containerd::start_in(&name, data, of_runtime), token)?;
         let place = Place::here()?;
         let state = containerd.dir().join("agent");
         if let Some(token) = token {

@@ -158,6 +158,7 @@ fn fetch_settings(args: &PullArgs) -> FetchSettings {
         room: RoomRules {
             gc_high_threshold: args.image_gc_high_threshold,
             disk_min_free: args.disk_min_free.unwrap_or(Amount::Bytes(0)),
+            make_room: false,
         },
     }
 }

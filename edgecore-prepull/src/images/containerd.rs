@@ -3,6 +3,7 @@
 //!
 //! Other runtimes answer `Unimplemented`, so every caller has to manage without.
 
+mod holdings;
 mod labels;
 mod leases;
 mod manifest;
@@ -22,8 +23,11 @@ use tonic::transport::Channel;
 
 use crate::images::flushes::Flushes;
 use crate::images::runtime::RuntimeEndpoint;
+#[cfg(test)]
+pub(crate) use holdings::{Snapshot, StoredBlob};
+pub(crate) use holdings::{Holdings, HoldingsReader, Record};
 pub(crate) use labels::{ContentLabels, Labels, of_index, of_manifest, of_unpacked};
-pub(crate) use leases::{LEASE_HEADER, Leases, Owner};
+pub(crate) use leases::{LEASE_HEADER, Leases, Owner, of_blob, of_snapshot};
 pub(crate) use manifest::Layer;
 pub(crate) use pins::Pins;
 pub(crate) use records::ImageRecords;
@@ -51,6 +55,11 @@ fn to_wire(descriptor: &Descriptor) -> types::Descriptor {
         size: to_wire_size(*size),
         ..types::Descriptor::default()
     }
+}
+
+/// Sizes are signed on the wire, and none is negative.
+fn to_size(size: i64) -> u64 {
+    u64::try_from(size).unwrap_or(0)
 }
 
 /// Sizes are signed on the wire. None that fits into a store is too large for it.

@@ -19,14 +19,18 @@ mod fetcher;
 mod finish;
 mod flights;
 mod image;
+mod make_room;
 mod mode;
 mod neighbours;
+mod removal;
 mod room;
 mod runtime;
 mod stop;
 mod unpacked;
+mod unused;
 mod yielding;
 
+use std::convert::Infallible;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -44,6 +48,7 @@ pub use self::downloads::{ImageDownload, LayerDownload};
 use self::fetcher::{Fetcher, streams_of_image};
 use self::finish::needs_runtime;
 use self::image::ImageParts;
+use self::make_room::Applicant;
 pub(crate) use self::neighbours::Neighbourhood;
 use self::neighbours::Shared;
 use self::stop::Stop;
@@ -73,7 +78,7 @@ pub struct FetchSettings {
 impl FetchSettings {
     /// Settings under which every image fits, however full the disk is.
     pub fn whatever_the_disk() -> Self {
-        let room = RoomRules { gc_high_threshold: Percent(100), disk_min_free: Amount::Bytes(0) };
+        let room = RoomRules { gc_high_threshold: Percent(100), disk_min_free: Amount::Bytes(0), make_room: false };
         Self { room, ..Self::default() }
     }
 }
@@ -81,7 +86,7 @@ impl FetchSettings {
 impl Default for FetchSettings {
     fn default() -> Self {
         let room =
-            RoomRules { gc_high_threshold: DEFAULT_GC_HIGH_THRESHOLD, disk_min_free: DEFAULT_DISK_MIN_FREE };
+            RoomRules { gc_high_threshold: DEFAULT_GC_HIGH_THRESHOLD, disk_min_free: DEFAULT_DISK_MIN_FREE, make_room: false };
         Self { mode: FetchMode::default(), max_rate: None, hosts_dir: None, room }
     }
 }
@@ -130,6 +135,15 @@ impl<P: Puller> Fetching<P> {
         &self.fetcher.bucket
     }
 
+    /// Notes which images are in use, for ever, if images may be removed to make room.
+    pub(crate) async fn watch_uses(&self) -> Infallible {
+        if self.fetcher.settings.room.make_room {
+            self.fetcher.watch_uses().await
+        } else {
+            std::future::pending().await
+        }
+    }
+
     /// The downloads that are under way, as they are now.
     pub fn downloads(&self) -> Vec<ImageDownload> {
         self.fetcher.downloads.now()
@@ -168,7 +182,16 @@ impl<P: Puller> Fetching<P> {
         }
         let layers: Arc<[_]> = fetcher.layers(&repository, &image, &facts).await.into();
         let watched = fetcher.downloads.begin(request.reference, Arc::clone(&layers));
-        fetcher.check_room(&repository, &layers, &facts).await?;
+        let applicant = Applicant {
+            reference: request.reference,
+            repository: &repository,
+            image: &image,
+            layers: &layers,
+            facts: &facts,
+            lease: &lease,
+            wanted: request.terms.wanted,
+        };
+        fetcher.check_room(&applicant).await?;
         let download =
             Download {
                 fetcher,
@@ -250,6 +273,17 @@ impl<P: Puller> Puller for Fetching<P> {
 
     async fn read_filesystem(&self) -> Result<Filesystem, PullError> {
         self.inner.read_filesystem().await
+    }
+
+    async fn removable(&self, wanted: &[String]) -> u64 {
+        let settings = &self.fetcher.settings;
+        if !settings.room.make_room || settings.mode == FetchMode::Runtime {
+            return 0;
+        }
+        self.fetcher.removable_bytes(wanted).await.unwrap_or_else(|error| {
+            tracing::warn!(%error, "nobody knows which images the node needs, so none counts as free");
+            0
+        })
     }
 
     fn set_heard(&self, heard: bool) {

@@ -56,6 +56,8 @@ pub struct PullTerms<'a> {
     pub shared_for: Option<&'a TaskId>,
     /// Whether the site has a limit, of which only the cloud knows the node's part.
     pub site_limited: bool,
+    /// The images of the node's open tasks, which aren't removed to make room.
+    pub wanted: &'a [String],
 }
 
 /// Pulls images into a container runtime, and answers what the runtime has.
@@ -73,6 +75,12 @@ pub trait Puller: Send + Sync + 'static {
 
     /// Reads the free space of the file system on which the runtime keeps images.
     fn read_filesystem(&self) -> impl Future<Output = Result<Filesystem, PullError>> + Send;
+
+    /// Bytes of images that may be removed to make room for another one. None of those in `wanted` is among them.
+    fn removable(&self, wanted: &[String]) -> impl Future<Output = u64> + Send {
+        let _ = wanted;
+        std::future::ready(0)
+    }
 
     /// Sets whether anybody wants to know of progress, which may take the runtime's time to learn.
     fn set_heard(&self, heard: bool) {

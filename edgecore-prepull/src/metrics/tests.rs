@@ -23,6 +23,7 @@ fn the_exposition_is_the_same_to_the_byte() {
     metrics.count_image(&ImageResult { pulled_by: Some(PulledBy::Agent), took, ..failed });
     metrics.count_downloaded(5, false);
     metrics.count_served(7);
+    metrics.count_removed(11);
     metrics.count_failed_try(ErrorClass::NoSpace, FailureCode::NoSpace);
     metrics.count_session();
     metrics.set_certificate_end(UNIX_EPOCH + Duration::from_secs(1_800_000_000));

@@ -10,6 +10,8 @@ use crate::config::Limits;
 pub(crate) struct Readings {
     /// File system on which the runtime keeps images, or the reason why it cannot be read.
     pub(crate) disk: Result<Filesystem, String>,
+    /// Bytes that may be freed there by removing images.
+    pub(crate) removable: u64,
     /// Load average of the last minute, and the number of processors.
     pub(crate) load: Option<(f64, usize)>,
     /// Available and total memory in bytes.
@@ -31,9 +33,14 @@ fn find_problem(item: CheckItem, limits: &Limits, readings: &Readings) -> Option
                 Err(problem) => return Some(format!("disk: {problem}")),
             };
             let needed = limits.disk_min_free.in_bytes(disk.capacity);
-            (disk.available < needed).then(|| {
+            let removable = readings.removable;
+            (disk.available.saturating_add(removable) < needed).then(|| {
+                let removable = match removable >> 20 {
+                    0 => String::new(),
+                    mib => format!(", and {mib} MiB in images that nothing needs"),
+                };
                 format!(
-                    "disk: {} has {} MiB free, less than --disk-min-free {} ({} MiB)",
+                    "disk: {} has {} MiB free{removable}, less than --disk-min-free {} ({} MiB)",
                     disk.mountpoint,
                     disk.available >> 20,
                     limits.disk_min_free,
@@ -114,6 +121,7 @@ mod tests {
                 available: free,
                 capacity: 100 * GIB,
             }),
+            removable: 0,
             load: Some((load, 4)),
             memory: Some((memory, 8 * GIB)),
         }
@@ -136,8 +144,21 @@ mod tests {
     }
 
     #[test]
+    fn removable_images_count_as_free() {
+        let judge = |free, removable| {
+            let readings = Readings { removable, ..readings(free, 0.0, 8 * GIB) };
+            judge(&[CheckItem::Disk], &Limits::default(), &readings).reason
+        };
+        assert_eq!(judge(4 * GIB, 6 * GIB), "");
+        assert_eq!(
+            judge(4 * GIB, 5 * GIB),
+            "disk: /var/lib/images has 4096 MiB free, and 5120 MiB in images that nothing needs, less than --disk-min-free 10% (10240 MiB)"
+        );
+    }
+
+    #[test]
     fn an_item_that_cannot_be_read_does_not_pass() {
-        let nothing = Readings { disk: Err("no such mount".to_owned()), load: None, memory: None };
+        let nothing = Readings { disk: Err("no such mount".to_owned()), removable: 0, load: None, memory: None };
         for item in [CheckItem::Disk, CheckItem::Cpu, CheckItem::Mem] {
             assert!(!judge(&[item], &Limits::default(), &nothing).passed, "{item:?}");
         }

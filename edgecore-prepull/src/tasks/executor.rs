@@ -238,7 +238,14 @@ impl<P: Puller> Executor<P> {
             }
         };
         *trouble = None;
-        let readings = Readings { disk, load: checks::read_load(), memory: checks::read_memory() };
+        // What may be removed is counted only where that decides: it takes the runtime some work.
+        let removable = match &disk {
+            Ok(disk) if disk.available < self.limits.disk_min_free.in_bytes(disk.capacity) => {
+                self.images.puller.removable(&self.images.wanted.references()).await
+            }
+            _ => 0,
+        };
+        let readings = Readings { disk, removable, load: checks::read_load(), memory: checks::read_memory() };
         let mut outcome = checks::judge(items, &self.limits, &readings);
         outcome.reason = truncate_reason(&outcome.reason);
         outcome

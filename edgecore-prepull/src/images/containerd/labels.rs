@@ -20,7 +20,7 @@ pub(super) const CHILD_LABEL: &str = "containerd.io/gc.ref.content.m.";
 /// Label of a manifest with the digest of one of its layers; a number follows.
 pub(super) const LAYER_LABEL: &str = "containerd.io/gc.ref.content.l.";
 /// Label of a configuration with the snapshot of the highest layer; the name of the snapshotter follows.
-const SNAPSHOT_LABEL: &str = "containerd.io/gc.ref.snapshot.";
+pub(super) const SNAPSHOT_LABEL: &str = "containerd.io/gc.ref.snapshot.";
 /// Longest wait for one answer: it is one write into containerd's database.
 const PATIENCE: Duration = Duration::from_secs(30);
 

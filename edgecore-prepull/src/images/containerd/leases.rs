@@ -17,7 +17,7 @@ use std::time::{Duration, SystemTime};
 
 use containerd_client::services::v1::leases_client::LeasesClient;
 use containerd_client::services::v1::{
-    CreateRequest, DeleteRequest, ListRequest, ListResourcesRequest, Resource,
+    AddResourceRequest, CreateRequest, DeleteRequest, ListRequest, ListResourcesRequest, Resource,
 };
 use tokio::time::{sleep, timeout};
 use tonic::metadata::{Ascii, MetadataValue};
@@ -84,6 +84,16 @@ pub(crate) struct Leases {
     unsupported: AtomicBool,
 }
 
+/// A blob, as leases name it.
+pub(crate) fn of_blob(digest: &str) -> Resource {
+    Resource { id: digest.to_owned(), r#type: "content".to_owned() }
+}
+
+/// A snapshot, as leases name it.
+pub(crate) fn of_snapshot(snapshotter: &str, name: &str) -> Resource {
+    Resource { id: name.to_owned(), r#type: format!("snapshots/{snapshotter}") }
+}
+
 /// A request whose content the lease keeps.
 pub(super) fn leased<T>(message: T, lease: &MetadataValue<Ascii>) -> Request<T> {
     let mut request = namespaced(message);
@@ -101,6 +111,19 @@ impl Leases {
     pub(crate) async fn acquire(&self, reference: &str) -> Option<MetadataValue<Ascii>> {
         let id = lease_id(self.owner, reference);
         self.create(&id).await.then(|| id.parse().ok()).flatten()
+    }
+
+    /// Keeps blobs and snapshots by a lease, as far as they are there. What cannot be kept is fetched or unpacked again if
+    /// it is lost.
+    pub(crate) async fn keep(&self, lease: &MetadataValue<Ascii>, resources: impl Iterator<Item = Resource>) {
+        let Ok(id) = lease.to_str() else { return };
+        for resource in resources {
+            let request = namespaced(AddResourceRequest { id: id.to_owned(), resource: Some(resource) });
+            let added = timeout(PATIENCE, self.client.clone().add_resource(request)).await;
+            if let Ok(Err(status)) = added {
+                tracing::debug!(lease = id, %status, "cannot be kept by the lease");
+            }
+        }
     }
 
     /// Deletes the lease of a pull that is done. The image keeps the content from now on.

@@ -115,6 +115,12 @@ impl Pins {
 
 type Labels = HashMap<String, String>;
 
+/// Whether somebody wants this record's image kept. Releases of containerd before 1.6.25 don't report such an image as
+/// pinned, so the labels are what counts.
+pub(super) fn is_pinned(labels: &Labels) -> bool {
+    labels.get(PINNED.0).is_some_and(|value| value == PINNED.1) || labels.contains_key(PINNED_BY)
+}
+
 fn changes_to_pin(labels: &Labels, job: &JobUid) -> Result<BTreeMap<String, String>, Status> {
     let wanted_by = format!("{PINNED_FOR}{job}");
     let mut changes = BTreeMap::new();

@@ -22,7 +22,7 @@ use super::labels::{CHILD_LABEL, CONFIG_LABEL, LAYER_LABEL};
 use super::manifest::{Document, Layer, deduplicate};
 use super::namespace::namespaced;
 use super::source::SOURCE_LABEL;
-use super::to_wire_size;
+use super::{to_size, to_wire_size};
 use super::unpack::UNCOMPRESSED_LABEL;
 use super::writer::PEER_REF;
 
@@ -240,10 +240,6 @@ impl ContentStore {
 fn digest_of_ref(name: &str) -> Option<String> {
     let (_kind, digest) = name.split_once('-').filter(|(kind, _)| *kind != PEER_REF)?;
     digest.contains(':').then(|| digest.to_owned())
-}
-
-fn to_size(size: i64) -> u64 {
-    u64::try_from(size).unwrap_or(0)
 }
 
 fn to_time(since_1970: Option<(i64, i32)>) -> Option<SystemTime> {

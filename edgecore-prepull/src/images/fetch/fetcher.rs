@@ -1,4 +1,4 @@
-//! What a fetch consists of: how much is there, whether there is room for the rest, and the download.
+//! What a fetch consists of: how much is there, and the download.
 
 use std::convert::Infallible;
 use std::num::NonZeroU64;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures::future;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use prepull_api::task::Bytes;
-use prepull_registry::manifest::{Descriptor, MAX_MANIFEST};
+use prepull_registry::manifest::Descriptor;
 use prepull_registry::{Proxies, RegistryClient, Repository, Settings as ClientSettings};
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 use tokio::task::spawn_blocking;
@@ -22,18 +22,19 @@ use super::downloads::Downloads;
 use super::flights::{Flight, Flights};
 use super::image::{ImageParts, blob};
 use super::neighbours::Neighbourhood;
-use super::room::{Awaited, Disk, Room, Todo};
 use super::runtime::{Facts, Runtime};
 use super::stop::Stop;
 use super::unpacked::diffs;
+use super::unused::LastUses;
 use super::yielding::yield_to_others;
 use crate::by_key::ByKey;
 use crate::images::containerd::{
-    BlobKind, Containerd, ContentLabels, ContentStore, ContentWriter, ImageRecords, Leases, Unpacker,
+    BlobKind, Containerd, ContentLabels, ContentStore, ContentWriter, HoldingsReader, ImageRecords, Leases,
+    Unpacker,
 };
 use crate::images::filesystem::FlushError;
 use crate::images::flushes::Flushes;
-use crate::images::puller::{ErrorClass, ProgressSink, PullError};
+use crate::images::puller::ProgressSink;
 use crate::images::rate::Bucket;
 use crate::images::runtime::RuntimeEndpoint;
 use crate::metrics::Metrics;
@@ -65,6 +66,10 @@ pub(super) struct Fetcher {
     pub(super) labels: ContentLabels,
     pub(super) unpacker: Unpacker,
     pub(super) leases: Arc<Leases>,
+    pub(super) holdings: HoldingsReader,
+    pub(super) uses: LastUses,
+    /// Held while images are removed to make room.
+    pub(super) removing: AsyncMutex<()>,
     pub(super) bucket: Bucket,
     pub(super) flights: Flights,
     /// What is being unpacked, by the name of its snapshot.
@@ -94,6 +99,9 @@ impl Fetcher {
             writer: ContentWriter::new(channel.clone()),
             records: ImageRecords::new(channel.clone()),
             labels: ContentLabels::new(channel.clone()),
+            holdings: HoldingsReader::new(channel.clone()),
+            uses: LastUses::default(),
+            removing: AsyncMutex::default(),
             unpacker: Unpacker::new(channel),
             leases,
             bucket: Bucket::new(settings.max_rate),
@@ -156,42 +164,15 @@ impl Fetcher {
 
     /// Number of layers, from the lowest one on, that the snapshotter has unpacked.
     async fn unpacked(&self, repository: &Repository, image: &ImageParts, facts: &Facts) -> usize {
-        let config = match self.store.read(&image.config.digest).await {
-            Some(config) => Ok(config),
-            None => repository.small_blob(&image.config, MAX_MANIFEST).await,
-        };
+        let config = self.config(repository, image).await.unwrap_or_default();
         let mut unpacked = 0;
-        for diff in config.map(|config| diffs(&config)).unwrap_or_default() {
+        for diff in diffs(&config) {
             if !self.store.is_unpacked(&facts.snapshotter, &diff.chain_id).await {
                 break;
             }
             unpacked += 1;
         }
         unpacked
-    }
-
-    /// Refuses an image that does not fit, before a byte of it is fetched.
-    pub(super) async fn check_room(
-        &self,
-        repository: &Repository,
-        layers: &Arc<[Layer]>,
-        facts: &Facts,
-    ) -> Result<(), PullError> {
-        // Those that begin later count this one.
-        let before = self.downloads.before(layers, repository);
-        let (content, images) = (facts.root.clone(), facts.image_root.clone());
-        // statvfs may block for long if the file system's server is dead.
-        let read =
-            spawn_blocking(move || Ok::<_, std::io::Error>((Disk::read(&content)?, Disk::read(&images)?)));
-        let Ok(Ok((content, images))) = read.await else {
-            tracing::warn!(root = %facts.root.display(), "the runtime's disk cannot be read, so that nobody knows whether the image fits (if the agent runs in a container, mount it there at the same path)");
-            return Ok(());
-        };
-        let room = Room { content, images, rules: self.settings.room };
-        let own = awaited(layers, Some(repository));
-        let others = before.iter().flat_map(|other| awaited(&other.layers, other.repository.get()));
-        let todo = Todo::of(own, others, &self.store).await;
-        todo.check(&room).await.map_err(|message| PullError::new(ErrorClass::NoSpace, message))
     }
 
     /// Brings an image into the content store, and unpacks what of it is there meanwhile. Returns the name of its snapshot
@@ -269,12 +250,6 @@ impl Fetcher {
     }
 }
 
-/// The layers of an image that were not there when its pull began.
-fn awaited<'a>(layers: &'a [Layer], repository: Option<&'a Repository>) -> impl Iterator<Item = Awaited<'a>> {
-    let missing = layers.iter().filter(|layer| layer.there < layer.descriptor.size);
-    missing.map(move |layer| Awaited { layer: &layer.descriptor, flight: &layer.flight, repository })
-}
-
 /// Blobs of an image that may arrive at the same time under this limit of bytes a second.
 pub(super) fn streams_of_image(limit: Option<NonZeroU64>) -> usize {
     if limit.is_some() { STREAMS_UNDER_CAP } else { STREAMS_OF_IMAGE }
@@ -293,9 +268,9 @@ fn received_ahead(limit: NonZeroU64) -> usize {
 #[derive(Debug)]
 pub(super) struct Layer {
     pub(super) descriptor: Descriptor,
-    flight: Arc<Flight>,
+    pub(super) flight: Arc<Flight>,
     /// Bytes that were in the store when the pull began.
-    there: u64,
+    pub(super) there: u64,
     /// Whether the runtime does not need it, because it has unpacked it before.
     is_needless: bool,
 }

@@ -3,6 +3,8 @@
 //! What is missing arrives compressed in the content store and is unpacked beside it. Both must leave so much free that
 //! the kubelet neither removes images nor evicts pods, which it does from its thresholds on. What the pulls that began
 //! earlier will still write is not free either, although it is not written yet.
+//!
+//! A disk that is full of images that nothing needs is another matter: [`Room::decide`].
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
@@ -12,6 +14,7 @@ use prepull_registry::Repository;
 use prepull_registry::manifest::Descriptor;
 
 use super::flights::Flight;
+use super::removal::{Freed, Removable, Removables};
 use crate::config::{Amount, Percent};
 use crate::images::containerd::ContentStore;
 
@@ -22,6 +25,9 @@ const QUESTIONS: usize = 3;
 /// Part of all inodes that stays free: below it, the kubelet evicts pods (nodefs.inodesFree).
 const INODES_LEFT: Amount = Amount::Percent(5);
 
+/// Most images that a reason names.
+const NAMED: usize = 3;
+
 /// What must stay free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoomRules {
@@ -29,6 +35,8 @@ pub struct RoomRules {
     pub gc_high_threshold: Percent,
     /// Least free space, `--disk-min-free`.
     pub disk_min_free: Amount,
+    /// Whether the agent removes images that nothing needs, `--make-room`.
+    pub make_room: bool,
 }
 
 /// A layer that was not there when a pull began.
@@ -56,6 +64,18 @@ pub(super) struct Room {
     /// Where they are unpacked; may be the same file system.
     pub(super) images: Disk,
     pub(super) rules: RoomRules,
+}
+
+/// What becomes of an image that doesn't fit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Verdict<'a> {
+    /// It may be pulled: the kubelet will remove images, since it will find the disk above its threshold, and there are
+    /// enough of them.
+    LeftToKubelet,
+    /// It fits once the agent has removed these images, in this order.
+    Remove(Vec<(&'a Removable, Freed)>),
+    /// It may not be pulled, and nothing is removed for it.
+    Refuse(String),
 }
 
 /// What layers will take.
@@ -120,19 +140,58 @@ impl<'a> Todo<'a> {
         Self { own: todo(own), others: todo(others) }
     }
 
+    /// Decides about an image for which [`Self::check`] has found no room, for this reason.
+    ///
+    /// The kubelet removes images only when the disk is above its threshold. So without `--make-room` the image may take
+    /// the disk there, if what nothing needs brings it down again, and if `--disk-min-free` stays free in between.
+    pub(super) fn decide<'r>(&self, refusal: &str, room: &Room, removables: &'r Removables) -> Verdict<'r> {
+        let fits_without = |freed| self.fits(&room.relieved(freed)).is_ok();
+        let Some(chosen) = removables.choose(fits_without) else {
+            let found = match removables.count() {
+                0 => "no image can be removed: all are in use, pinned, new, or wanted by a task".to_owned(),
+                count => format!(
+                    "{} that nothing needs would give {}, which is not enough",
+                    images(count),
+                    mib(removables.all().bytes())
+                ),
+            };
+            return Verdict::Refuse(format!("{refusal}; {found}"));
+        };
+        if room.rules.make_room {
+            return Verdict::Remove(chosen);
+        }
+        if self.fits(&room.without_threshold()).is_ok() {
+            return Verdict::LeftToKubelet;
+        }
+        let given = chosen.iter().fold(Freed::default(), |sum, (_, freed)| sum.plus(*freed));
+        let names: Vec<&str> = chosen.iter().take(NAMED).map(|(image, _)| image.name.as_str()).collect();
+        let more = if chosen.len() > NAMED { ", …" } else { "" };
+        Verdict::Refuse(format!(
+            "{refusal}; removing {} that nothing needs ({}{more}) would give {}, which the agent does with --make-room",
+            images(chosen.len()),
+            names.join(", "),
+            mib(given.bytes())
+        ))
+    }
+
+    /// The same as [`Self::check`], by what is known of the layers so far.
+    pub(super) fn fits(&self, room: &Room) -> Result<(), String> {
+        self.judge(room, Awaited::guess)
+    }
+
     /// Decides whether the image fits. The error has the numbers. The registries are asked how large layers are when they
     /// are unpacked only where that decides.
     pub(super) async fn check(&self, room: &Room) -> Result<(), String> {
         // None is smaller than it is compressed.
         self.judge(room, |awaited| awaited.flight.unpacked().unwrap_or(awaited.layer.size))?;
-        if self.judge(room, Awaited::guess).is_ok() {
+        if self.fits(room).is_ok() {
             return Ok(());
         }
         let all: Vec<&Awaited<'_>> =
             self.own.iter().chain(&self.others).map(|(awaited, _)| awaited).collect();
         let ask = |index: usize| all[index].ask();
         stream::iter((0..all.len()).map(ask)).buffer_unordered(QUESTIONS).collect::<()>().await;
-        self.judge(room, Awaited::guess)
+        self.fits(room)
     }
 
     fn judge(&self, room: &Room, unpacked: impl Fn(&Awaited<'a>) -> u64) -> Result<(), String> {
@@ -144,6 +203,32 @@ impl<'a> Todo<'a> {
             todo.iter().fold(Need::default(), add)
         };
         judge(need(&self.own), need(&self.others), room)
+    }
+}
+
+impl Room {
+    /// The same after images were removed.
+    fn relieved(&self, freed: Freed) -> Self {
+        let Self { content, images, rules } = self;
+        let (of_content, of_images) = if content.device == images.device {
+            (freed.bytes(), freed.bytes())
+        } else {
+            (freed.content, freed.unpacked)
+        };
+        let with = |disk: &Disk, bytes: u64, inodes: u64| Disk {
+            available: disk.available.saturating_add(bytes),
+            free_inodes: disk.free_inodes.saturating_add(inodes),
+            ..disk.clone()
+        };
+        let (content, images) = (with(content, of_content, 0), with(images, of_images, freed.inodes));
+        Self { content, images, rules: *rules }
+    }
+
+    /// The same for a kubelet that has no threshold.
+    fn without_threshold(&self) -> Self {
+        let Self { content, images, rules } = self;
+        let rules = RoomRules { gc_high_threshold: Percent(100), ..*rules };
+        Self { content: content.clone(), images: images.clone(), rules }
     }
 }
 
@@ -215,7 +300,7 @@ fn for_others(promised: u64, amount: impl Fn(u64) -> String) -> String {
 
 /// Bytes that stay free, and by which rule.
 fn kept_free(disk: &Disk, rules: &RoomRules) -> (u64, String) {
-    let RoomRules { gc_high_threshold, disk_min_free } = rules;
+    let RoomRules { gc_high_threshold, disk_min_free, make_room: _ } = rules;
     let of_kubelet = free_percent(*gc_high_threshold).in_bytes(disk.capacity);
     let of_agent = disk_min_free.in_bytes(disk.capacity);
     if of_kubelet >= of_agent {
@@ -230,109 +315,13 @@ fn free_percent(used: Percent) -> Amount {
     Amount::Percent(u8::try_from(100_u32.saturating_sub(used.0)).unwrap_or(0))
 }
 
+fn images(count: usize) -> String {
+    if count == 1 { "an image".to_owned() } else { format!("{count} images") }
+}
+
 fn mib(bytes: u64) -> String {
     format!("{} MiB", bytes.div_ceil(1 << 20))
 }
 
 #[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-
-    use std::sync::Arc;
-
-    use super::super::flights::Flights;
-    use super::*;
-
-    const MIB: u64 = 1 << 20;
-    const RULES: RoomRules = RoomRules { gc_high_threshold: Percent(85), disk_min_free: Amount::Percent(10) };
-
-    fn disk(device: u64, available: u64) -> Disk {
-        let path = format!("/{device}");
-        Disk { path, device, capacity: 1000 * MIB, available, inodes: 10_000, free_inodes: 10_000 }
-    }
-
-    fn alone(need: Need, content: Disk, images: Disk, rules: RoomRules) -> Result<(), String> {
-        judge(need, Need::default(), &Room { content, images, rules })
-    }
-
-    #[test]
-    fn an_image_fits_if_the_kubelet_has_no_reason_to_remove_any() {
-        let need = Need { download: 10 * MIB, unpacked: 40 * MIB };
-        let judge = |content, images| alone(need, content, images, RULES);
-        let one = |available| judge(disk(1, available), disk(1, available));
-        assert_eq!(one(200 * MIB), Ok(()));
-        assert_eq!(
-            one(200 * MIB - 1).unwrap_err(),
-            "no room for the image: it takes 50 MiB (10 MiB to download, about 40 MiB unpacked), and /1 has 200 MiB free, of which 150 MiB stay free (--image-gc-high-threshold 85%)"
-        );
-        // On two file systems, each has its own part.
-        assert_eq!(judge(disk(1, 160 * MIB), disk(2, 190 * MIB)), Ok(()));
-        let full = judge(disk(1, 159 * MIB), disk(2, 190 * MIB)).unwrap_err();
-        assert!(full.contains("it takes 10 MiB") && full.contains("/1 has 159 MiB"), "{full}");
-        let full = judge(disk(1, 160 * MIB), disk(2, 189 * MIB)).unwrap_err();
-        assert!(full.contains("it takes 40 MiB") && full.contains("/2 has 189 MiB"), "{full}");
-    }
-
-    #[test]
-    fn the_stricter_of_the_two_rules_holds() {
-        let rules = RoomRules { disk_min_free: Amount::Bytes(300 * MIB), ..RULES };
-        let need = Need { download: MIB, unpacked: MIB };
-        let full = alone(need, disk(1, 301 * MIB), disk(1, 301 * MIB), rules).unwrap_err();
-        assert!(full.contains("300 MiB stay free (--disk-min-free"), "{full}");
-    }
-
-    #[test]
-    fn inodes_count_where_the_file_system_has_a_number_of_them() {
-        let need = Need { download: 0, unpacked: 320 * MIB };
-        let few = Disk { free_inodes: 5000, ..disk(1, 900 * MIB) };
-        assert!(alone(need, few.clone(), few.clone(), RULES).unwrap_err().contains("10240 inodes"));
-        let dynamic = Disk { inodes: 0, free_inodes: 0, ..few };
-        assert_eq!(alone(need, dynamic.clone(), dynamic, RULES), Ok(()));
-    }
-
-    fn awaited<'a>(layers: &'a [(Descriptor, Arc<Flight>)]) -> Vec<Awaited<'a>> {
-        let awaited =
-            |(layer, flight): &'a (Descriptor, Arc<Flight>)| Awaited { layer, flight, repository: None };
-        layers.iter().map(awaited).collect()
-    }
-
-    #[tokio::test]
-    async fn an_image_fits_besides_what_earlier_pulls_will_still_write_each_layer_once() {
-        let flights = Flights::default();
-        let layer = |name: &str, size: u64, written: u64| {
-            let digest = format!("sha256:{name}");
-            let flight = flights.of(&digest);
-            flight.set_written(written * MIB);
-            (Descriptor { digest, size: size * MIB, ..Descriptor::default() }, flight)
-        };
-        let own = [layer("own", 10, 0), layer("shared", 20, 5)];
-        let others = [
-            layer("shared", 20, 5),
-            layer("theirs", 40, 30),
-            layer("arrived", 3, 3),
-            layer("unpacked", 100, 100),
-        ];
-        let done = HashSet::from(["sha256:unpacked"]);
-        let todo = Todo::without(awaited(&own), awaited(&others), done);
-        // Of its own 10 + 15 to download and 30 unpacked; of the others 10 to download and 40 + 3 unpacked.
-        let check = async |available| {
-            let (content, images) = (disk(1, available), disk(1, available));
-            todo.check(&Room { content, images, rules: RULES }).await
-        };
-        assert_eq!(check((150 + 55 + 53) * MIB).await, Ok(()));
-        assert_eq!(
-            check((150 + 55 + 53) * MIB - 1).await.unwrap_err(),
-            "no room for the image: it takes 55 MiB (25 MiB to download, about 30 MiB unpacked), and /1 has 258 MiB free, of which 150 MiB stay free (--image-gc-high-threshold 85%) and 53 MiB are for images that are being pulled"
-        );
-        // What somebody has asked a registry counts, and not what is usual.
-        own[0].1.ask_unpacked(async { 11 * MIB }).await;
-        assert!(check((150 + 55 + 53) * MIB).await.is_err());
-        assert_eq!(check((150 + 56 + 53) * MIB).await, Ok(()));
-    }
-
-    #[test]
-    fn the_disk_of_a_directory_can_be_read() {
-        let root = Disk::read(Path::new("/")).unwrap();
-        assert!(root.capacity > 0 && root.capacity >= root.available);
-    }
-}
+mod tests;

@@ -1,6 +1,7 @@
 //! What the container runtime is set up with, as far as a fetch has to know it.
 
 mod file;
+mod images;
 
 use std::path::{Path, PathBuf};
 
@@ -48,6 +49,9 @@ pub(super) struct Facts {
     pub(super) image_root: PathBuf,
     /// containerd's directory, below which the content store is.
     pub(super) root: PathBuf,
+    /// Image of the containers that hold the namespaces of pods. Releases of containerd from 1.7.4 on report it as pinned,
+    /// and those from 2.0 on don't say what it is.
+    pub(super) sandbox: Option<String>,
 }
 
 /// A part of what containerd's CRI plugin is configured with.
@@ -105,7 +109,8 @@ impl Runtime {
         };
         let (hosts_dirs, discards_layers) = hosts_dirs(hosts_dir, registries)?;
         let flushes_layers = flushes_layers(&version.runtime_version, &snapshotter);
-        Ok(Facts { hosts_dirs, snapshotter, discards_layers, flushes_layers, image_root, root })
+        let sandbox = config.sandbox_image;
+        Ok(Facts { hosts_dirs, snapshotter, discards_layers, flushes_layers, image_root, root, sandbox })
     }
 
     async fn image_root(&self) -> Result<PathBuf, Stop> {
@@ -158,6 +163,7 @@ fn hosts_dirs(given: Option<&Path>, registries: Option<Registries>) -> Result<(V
 struct CriConfig {
     containerd_root_dir: Option<String>,
     containerd: Option<CriContainerd>,
+    sandbox_image: Option<String>,
     /// Absent from containerd 2 on.
     registry: Option<CriRegistry>,
 }

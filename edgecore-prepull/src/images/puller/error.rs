@@ -14,6 +14,9 @@ pub enum ErrorClass {
     Transient,
     /// The disk of the container runtime is full. May pass, but not while what this pull has fetched stays there.
     NoSpace,
+    /// The image would not fit, by an estimate made before anything of it was written. May pass when images are removed,
+    /// and what earlier attempts have fetched is not in the way: it has been counted.
+    NoRoom,
     /// The container runtime does not answer. Not counted as an attempt, because no registry was asked.
     RuntimeDown,
     /// The container runtime stopped answering during the pull. It was restarted, or the image makes it die.
@@ -32,6 +35,7 @@ impl ErrorClass {
         match self {
             Self::Transient => "transient",
             Self::NoSpace => "no_space",
+            Self::NoRoom => "no_room",
             Self::RuntimeDown => "runtime_down",
             Self::RuntimeLost => "runtime_lost",
             Self::Auth => "auth",
@@ -44,7 +48,7 @@ impl ErrorClass {
     fn usual_code(self) -> FailureCode {
         match self {
             Self::Transient => FailureCode::Other,
-            Self::NoSpace => FailureCode::NoSpace,
+            Self::NoSpace | Self::NoRoom => FailureCode::NoSpace,
             Self::RuntimeDown | Self::RuntimeLost => FailureCode::RuntimeDown,
             Self::Auth => FailureCode::Unauthorized,
             Self::NotFound => FailureCode::NotFound,

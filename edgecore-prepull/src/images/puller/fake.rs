@@ -60,6 +60,8 @@ pub(crate) struct State {
     pub(crate) outages: usize,
     /// Free percent of the file system.
     pub(crate) free: u64,
+    /// Percent of the file system that images take which may be removed.
+    pub(crate) removable: u64,
     /// Pinned references, each with the job that wants it.
     pub(crate) pins: Vec<(String, JobUid)>,
     /// What is wrong with each image that is pulled.
@@ -167,6 +169,10 @@ impl Puller for Fake {
             return Err(PullError::new(class, message));
         }
         Ok(Filesystem { mountpoint: "/images".to_owned(), available: state.free, capacity: 100 })
+    }
+
+    async fn removable(&self, _wanted: &[String]) -> u64 {
+        self.state.lock().unwrap().removable
     }
 
     async fn flush(&self) {

@@ -130,9 +130,12 @@ impl<P: Puller> ImagePulls<P> {
                 metrics.count_failed_try(error.class, error.code);
             }
             // After an error that may pass, the next attempt resumes the pull, or another task does. On a full disk,
-            // what was fetched is in the way, also of that attempt.
+            // what was fetched is in the way, also of that attempt. A disk that is only estimated to get full isn't.
             let resumable = match error.class {
-                ErrorClass::Transient | ErrorClass::RuntimeDown | ErrorClass::RuntimeLost => true,
+                ErrorClass::Transient
+                | ErrorClass::NoRoom
+                | ErrorClass::RuntimeDown
+                | ErrorClass::RuntimeLost => true,
                 ErrorClass::NoSpace | ErrorClass::Auth | ErrorClass::NotFound | ErrorClass::Permanent => {
                     false
                 }
@@ -149,7 +152,10 @@ impl<P: Puller> ImagePulls<P> {
                     outages += 1;
                     board.retract_attempt(index);
                 }
-                ErrorClass::Transient | ErrorClass::NoSpace | ErrorClass::RuntimeLost
+                ErrorClass::Transient
+                | ErrorClass::NoSpace
+                | ErrorClass::NoRoom
+                | ErrorClass::RuntimeLost
                     if failures < image.retries =>
                 {
                     failures += 1;
@@ -240,11 +246,13 @@ impl<P: Puller> ImagePulls<P> {
             terms.download.clone()
         };
         let verification = download.verify.as_ref();
+        let wanted = self.wanted.references();
         let terms = PullTerms {
             bucket: Some(context.bucket),
             verification,
             shared_for: download.share.then_some(context.task),
             site_limited: download.site_limited,
+            wanted: &wanted,
         };
         let board = context.board;
         self.note_leftovers();

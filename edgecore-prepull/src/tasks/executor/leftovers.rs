@@ -51,7 +51,8 @@ impl Wanted {
         others.any(|(_, references)| references.iter().any(|other| other == reference))
     }
 
-    fn references(&self) -> Vec<String> {
+    /// The images of all open tasks.
+    pub(super) fn references(&self) -> Vec<String> {
         self.lock().values().flatten().cloned().collect()
     }
 }

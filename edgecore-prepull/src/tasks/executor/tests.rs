@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod providers;
+mod room;
 mod windows;
 
 use std::time::Duration;

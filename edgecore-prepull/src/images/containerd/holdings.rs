@@ -1,0 +1,223 @@
+//! What takes room in containerd, and what holds it: the graph that containerd's garbage collection goes by.
+//!
+//! A record points to a manifest or an index. Labels lead from there to the blobs below, and from a configuration to the
+//! snapshot of the highest layer, whose parents are the layers below. What no record, lease or container leads to is
+//! removed.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::{Duration, SystemTime};
+
+use containerd_client::services::v1::content_client::ContentClient;
+use containerd_client::services::v1::images_client::ImagesClient;
+use containerd_client::services::v1::snapshots::snapshots_client::SnapshotsClient;
+use containerd_client::services::v1::snapshots::{Kind as SnapshotKind, ListSnapshotsRequest, UsageRequest};
+use containerd_client::services::v1::{ListContentRequest, ListImagesRequest};
+use tokio::time::timeout;
+use tonic::transport::Channel;
+use tonic::{Response, Status};
+
+use super::labels::SNAPSHOT_LABEL;
+use super::namespace::{answer_within, namespaced};
+use super::pins::is_pinned;
+use super::to_size;
+
+/// Beginning of all labels that lead from a blob to another one.
+const BLOB_LABELS: &str = "containerd.io/gc.ref.content.";
+/// Largest message: a node may have thousands of records.
+const MAX_MESSAGE: usize = 16 * 1024 * 1024;
+/// Longest wait for one of the lists.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What containerd has, as of one moment.
+#[derive(Debug, Default)]
+pub(crate) struct Holdings {
+    pub(crate) records: Vec<Record>,
+    pub(crate) blobs: HashMap<String, StoredBlob>,
+    pub(crate) snapshots: HashMap<String, Snapshot>,
+}
+
+/// A name of an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub(crate) name: String,
+    /// Digest of the manifest or index that it points to.
+    pub(crate) target: String,
+    pub(crate) is_pinned: bool,
+    /// When the name was made. `None` if containerd doesn't say.
+    pub(crate) created: Option<SystemTime>,
+}
+
+/// A blob that is in the store as a whole.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StoredBlob {
+    pub(crate) size: u64,
+    /// Digests of the blobs that it keeps.
+    pub(crate) keeps: Vec<String>,
+    /// Name of the snapshot that it keeps.
+    pub(crate) snapshot: Option<String>,
+}
+
+/// A snapshot of the snapshotter in use.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Snapshot {
+    /// Name of the snapshot below; empty for the lowest one.
+    pub(crate) parent: String,
+    /// Whether it's a container's, or being unpacked, and not a layer of an image.
+    pub(crate) is_active: bool,
+}
+
+impl Holdings {
+    /// The blobs and snapshots that a manifest or index leads to, with itself.
+    pub(crate) fn below(&self, target: &str) -> (BTreeSet<&str>, BTreeSet<&str>) {
+        let (mut blobs, mut snapshots) = (BTreeSet::new(), BTreeSet::new());
+        let mut open = vec![target];
+        while let Some(digest) = open.pop() {
+            // What an index has for other platforms isn't there.
+            let Some((digest, blob)) = self.blobs.get_key_value(digest) else { continue };
+            if blobs.insert(digest.as_str()) {
+                open.extend(blob.keeps.iter().map(String::as_str));
+                snapshots.extend(blob.snapshot.iter().flat_map(|top| self.chain(top)));
+            }
+        }
+        (blobs, snapshots)
+    }
+
+    /// The committed snapshots that containers are on.
+    pub(crate) fn used_snapshots(&self) -> BTreeSet<&str> {
+        let active = self.snapshots.values().filter(|snapshot| snapshot.is_active);
+        active.flat_map(|snapshot| self.chain(&snapshot.parent)).collect()
+    }
+
+    /// The snapshots that containers, and layers that are being unpacked, are directly on.
+    pub(crate) fn parents_of_active(&self) -> BTreeSet<&str> {
+        let active = self.snapshots.values().filter(|snapshot| snapshot.is_active);
+        active.map(|snapshot| snapshot.parent.as_str()).collect()
+    }
+
+    /// A snapshot and those below it.
+    fn chain<'a>(&'a self, top: &str) -> impl Iterator<Item = &'a str> {
+        let first = self.snapshots.get_key_value(top);
+        std::iter::successors(first, |(_, snapshot)| self.snapshots.get_key_value(&snapshot.parent))
+            .map(|(name, _)| name.as_str())
+    }
+}
+
+/// Reads what containerd has.
+#[derive(Clone, Debug)]
+pub(crate) struct HoldingsReader {
+    images: ImagesClient<Channel>,
+    content: ContentClient<Channel>,
+    snapshots: SnapshotsClient<Channel>,
+}
+
+impl HoldingsReader {
+    pub(crate) fn new(channel: Channel) -> Self {
+        Self {
+            images: ImagesClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE),
+            content: ContentClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE),
+            snapshots: SnapshotsClient::new(channel).max_decoding_message_size(MAX_MESSAGE),
+        }
+    }
+
+    /// Reads records, blobs, and the snapshots of this snapshotter.
+    pub(crate) async fn read(&self, snapshotter: &str) -> Result<Holdings, Status> {
+        let late = |_| Status::deadline_exceeded("containerd takes too long to list what it has");
+        let (records, blobs, snapshots) = tokio::try_join!(
+            self.records(),
+            async { timeout(PATIENCE, self.blobs(snapshotter)).await.map_err(late)? },
+            async { timeout(PATIENCE, self.snapshots(snapshotter)).await.map_err(late)? },
+        )?;
+        Ok(Holdings { records, blobs, snapshots })
+    }
+
+    async fn records(&self) -> Result<Vec<Record>, Status> {
+        let list = self.images.clone();
+        let request = namespaced(ListImagesRequest { filters: Vec::new() });
+        let answer = answer_within(PATIENCE, async { list.clone().list(request).await }).await?;
+        let record = |image: containerd_client::services::v1::Image| {
+            let created = image.created_at.and_then(|at| SystemTime::try_from(at).ok());
+            let is_pinned = is_pinned(&image.labels);
+            let target = image.target.map(|target| target.digest).unwrap_or_default();
+            Record { name: image.name, target, is_pinned, created }
+        };
+        Ok(answer.images.into_iter().map(record).collect())
+    }
+
+    async fn blobs(&self, snapshotter: &str) -> Result<HashMap<String, StoredBlob>, Status> {
+        let of_snapshot = format!("{SNAPSHOT_LABEL}{snapshotter}");
+        let request = namespaced(ListContentRequest { filters: Vec::new() });
+        let mut parts = self.content.clone().list(request).await.map(Response::into_inner)?;
+        let mut blobs = HashMap::new();
+        while let Some(part) = parts.message().await? {
+            for mut info in part.info {
+                let snapshot = info.labels.remove(&of_snapshot);
+                let keeps = info.labels.into_iter().filter(|(label, _)| label.starts_with(BLOB_LABELS));
+                let keeps = keeps.map(|(_, digest)| digest).collect();
+                blobs.insert(info.digest, StoredBlob { size: to_size(info.size), keeps, snapshot });
+            }
+        }
+        Ok(blobs)
+    }
+
+    async fn snapshots(&self, snapshotter: &str) -> Result<HashMap<String, Snapshot>, Status> {
+        let request = ListSnapshotsRequest { snapshotter: snapshotter.to_owned(), filters: Vec::new() };
+        let mut parts =
+            self.snapshots.clone().list(namespaced(request)).await.map(Response::into_inner)?;
+        let mut snapshots = HashMap::new();
+        while let Some(part) = parts.message().await? {
+            for info in part.info {
+                let is_active = info.kind != i32::from(SnapshotKind::Committed);
+                snapshots.insert(info.name, Snapshot { parent: info.parent, is_active });
+            }
+        }
+        Ok(snapshots)
+    }
+
+    /// Bytes and inodes of a layer that is unpacked.
+    pub(crate) async fn usage(&self, snapshotter: &str, name: &str) -> Result<(u64, u64), Status> {
+        let request = UsageRequest { snapshotter: snapshotter.to_owned(), key: name.to_owned() };
+        let usage = answer_within(PATIENCE, self.snapshots.clone().usage(namespaced(request))).await?;
+        Ok((to_size(usage.size), to_size(usage.inodes)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn blob(keeps: &[&str], snapshot: Option<&str>) -> StoredBlob {
+        let keeps = keeps.iter().map(|digest| (*digest).to_owned()).collect();
+        StoredBlob { size: 1, keeps, snapshot: snapshot.map(str::to_owned) }
+    }
+
+    fn snapshot(parent: &str, is_active: bool) -> Snapshot {
+        Snapshot { parent: parent.to_owned(), is_active }
+    }
+
+    #[test]
+    fn an_image_holds_what_labels_lead_to() {
+        let blobs = [
+            ("index", blob(&["manifest", "other-platform"], None)),
+            ("manifest", blob(&["config", "layer"], None)),
+            ("config", blob(&[], Some("top"))),
+            ("layer", blob(&[], None)),
+            ("stranger", blob(&["layer"], None)),
+        ];
+        let snapshots = [
+            ("base", snapshot("", false)),
+            ("top", snapshot("base", false)),
+            ("side", snapshot("base", false)),
+            ("container", snapshot("side", true)),
+        ];
+        let holdings = Holdings {
+            records: Vec::new(),
+            blobs: blobs.map(|(digest, blob)| (digest.to_owned(), blob)).into(),
+            snapshots: snapshots.map(|(name, snapshot)| (name.to_owned(), snapshot)).into(),
+        };
+        let (blobs, snapshots) = holdings.below("index");
+        assert_eq!(blobs, BTreeSet::from(["config", "index", "layer", "manifest"]));
+        assert_eq!(snapshots, BTreeSet::from(["base", "top"]));
+        assert_eq!(holdings.used_snapshots(), BTreeSet::from(["base", "side"]));
+        assert_eq!(holdings.below("gone"), (BTreeSet::new(), BTreeSet::new()));
+    }
+}

@@ -1,0 +1,247 @@
+//! Room for an image on a disk that is full of images that nothing needs.
+//!
+//! ```text
+//!  fits ─▶ pulled
+//!  doesn't ─▶ what nothing needs ─▶ enough? ─▶ --make-room: removed, one by one, until it fits ─▶ pulled
+//!                                      │     └▶ without: pulled if the disk can take it, and the kubelet cleans up
+//!                                      └▶ not enough: refused, and nothing is removed
+//! ```
+
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use prepull_api::image::Reference;
+use prepull_registry::Repository;
+use prepull_registry::manifest::MAX_MANIFEST;
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
+use tonic::metadata::{Ascii, MetadataValue};
+
+use super::fetcher::{Fetcher, Layer};
+use super::image::{ImageParts, blob};
+use super::removal::{Freed, Removable, Removables};
+use super::room::{Awaited, Disk, Room, Todo, Verdict};
+use super::runtime::Facts;
+use super::unpacked::diffs;
+use super::unused::{Listing, Needed, find_unused};
+use crate::images::containerd::{BlobKind, of_blob, of_snapshot};
+use crate::images::puller::cri::to_pull_error;
+use crate::images::puller::{ErrorClass, PullError};
+
+/// How often what may be removed is looked for again: what was freed may turn out less than expected, since unfinished
+/// pulls of others may hold layers too.
+const ROUNDS: u32 = 3;
+/// Interval of looking which images are in use, as the kubelet's.
+const LOOK: Duration = Duration::from_secs(300);
+
+/// An image that needs room.
+pub(super) struct Applicant<'a> {
+    pub(super) reference: &'a str,
+    pub(super) repository: &'a Repository,
+    pub(super) image: &'a ImageParts,
+    pub(super) layers: &'a Arc<[Layer]>,
+    pub(super) facts: &'a Facts,
+    pub(super) lease: &'a MetadataValue<Ascii>,
+    /// The images of the node's open tasks.
+    pub(super) wanted: &'a [String],
+}
+
+impl Fetcher {
+    /// Refuses an image that doesn't fit, before a byte of it is fetched. Removes images that nothing needs if it may.
+    pub(super) async fn check_room(&self, applicant: &Applicant<'_>) -> Result<(), PullError> {
+        let Applicant { repository, layers, facts, .. } = *applicant;
+        let makes_room = self.settings.room.make_room;
+        if makes_room {
+            self.hold(applicant).await;
+        }
+        // Those that begin later count this one.
+        let before = self.downloads.before(layers, repository);
+        let Some(room) = self.read_room(facts).await else {
+            tracing::warn!(root = %facts.root.display(), "the runtime's disk cannot be read, so that nobody knows whether the image fits (if the agent runs in a container, mount it there at the same path)");
+            return Ok(());
+        };
+        let own = awaited(layers, Some(repository));
+        let others = before.iter().flat_map(|other| awaited(&other.layers, other.repository.get()));
+        let todo = Todo::of(own, others, &self.store).await;
+        let Err(refusal) = todo.check(&room).await else { return Ok(()) };
+        let _turn = self.removing.lock().await;
+        self.make_room(applicant, &todo, refusal).await
+    }
+
+    /// Decides about an image that doesn't fit. One pull at a time does this, so that no two remove images for the same
+    /// room.
+    async fn make_room(
+        &self,
+        applicant: &Applicant<'_>,
+        todo: &Todo<'_>,
+        mut refusal: String,
+    ) -> Result<(), PullError> {
+        let Applicant { reference, facts, wanted, .. } = *applicant;
+        let pieces = self.pieces(applicant).await;
+        for _ in 0..ROUNDS {
+            let Some(room) = self.read_room(facts).await else { break };
+            match todo.fits(&room) {
+                Ok(()) => return Ok(()),
+                Err(reason) => refusal = reason,
+            }
+            let removables = match self.removables(facts, wanted, &pieces).await {
+                Ok(removables) => removables,
+                Err(error) => {
+                    tracing::warn!(%error, "nobody knows which images the node needs, so none counts as free");
+                    break;
+                }
+            };
+            let chosen = match todo.decide(&refusal, &room, &removables) {
+                Verdict::Remove(chosen) => chosen,
+                Verdict::Refuse(reason) => {
+                    refusal = reason;
+                    break;
+                }
+                Verdict::LeftToKubelet => {
+                    tracing::info!(image = reference, "the image takes the disk above --image-gc-high-threshold, from where on the kubelet removes images that nothing needs");
+                    return Ok(());
+                }
+            };
+            for (image, freed) in chosen {
+                self.remove(image, freed, reference).await;
+                if self.read_room(facts).await.is_some_and(|room| todo.fits(&room).is_ok()) {
+                    return Ok(());
+                }
+            }
+        }
+        Err(PullError::new(ErrorClass::NoRoom, refusal))
+    }
+
+    /// Removes an image, unless a container has it by now.
+    async fn remove(&self, image: &Removable, freed: Freed, room_for: &str) {
+        let Removable { id, name, last_needed, pieces: _ } = image;
+        let is_used = async {
+            let listing = self.runtime.list().await?;
+            self.uses.note(&listing, SystemTime::now());
+            Ok::<_, PullError>(listing.uses(id))
+        };
+        let removed = match is_used.await {
+            Ok(false) => self.runtime.remove(id).await,
+            Ok(true) => return,
+            Err(error) => Err(error),
+        };
+        match removed {
+            Ok(()) => {
+                let unneeded = SystemTime::now().duration_since(*last_needed).unwrap_or_default();
+                let (bytes, days) = (freed.bytes(), unneeded.as_secs() / (24 * 3600));
+                tracing::info!(image = name, id, bytes, days, room_for, "removed an image that nothing needs, to make room");
+                if let Some(metrics) = &self.metrics {
+                    metrics.count_removed(bytes);
+                }
+            }
+            Err(error) => tracing::warn!(image = name, id, %error, "an image that nothing needs cannot be removed"),
+        }
+    }
+
+    /// What may be removed now. `pieces` are those of the image that needs the room.
+    async fn removables(
+        &self,
+        facts: &Facts,
+        wanted: &[String],
+        pieces: &BTreeSet<String>,
+    ) -> Result<Removables, PullError> {
+        let refused = |status| to_pull_error(&status, "", &self.endpoint);
+        let listing = self.runtime.list().await?;
+        let holdings = self.holdings.read(&facts.snapshotter).await.map_err(refused)?;
+        let now = SystemTime::now();
+        self.uses.note(&listing, now);
+        let sandbox = facts.sandbox.as_deref().and_then(|name| Reference::parse(name).ok());
+        let sandbox = sandbox.map(|reference| reference.normalized().to_string());
+        let names = wanted.iter().cloned().chain(sandbox).collect();
+        let unused = find_unused(&listing, &holdings, Needed { names: &names, pieces }, &self.uses, now);
+        let mut sizes = unused.blobs;
+        for name in unused.snapshots {
+            // One that is gone by now frees nothing.
+            let usage = self.holdings.usage(&facts.snapshotter, &name).await.unwrap_or_default();
+            let (unpacked, inodes) = usage;
+            sizes.insert(name, Freed { content: 0, unpacked, inodes });
+        }
+        Ok(Removables::new(unused.images, sizes))
+    }
+
+    /// Bytes of the image file system that [`Self::check_room`] may free.
+    pub(super) async fn removable_bytes(&self, wanted: &[String]) -> Result<u64, PullError> {
+        let Ok(facts) = self.runtime.read(self.settings.hosts_dir.as_deref()).await else { return Ok(0) };
+        let all = self.removables(&facts, wanted, &BTreeSet::new()).await?.all();
+        let room = self.read_room(&facts).await;
+        let is_one = room.is_some_and(|room| room.content.device == room.images.device);
+        Ok(if is_one { all.bytes() } else { all.unpacked })
+    }
+
+    /// Blobs and snapshots of the image that is being pulled, whether they are there or not.
+    async fn pieces(&self, applicant: &Applicant<'_>) -> BTreeSet<String> {
+        let Applicant { image, .. } = *applicant;
+        let documents = image.documents.iter().map(|document| document.blob.digest.clone());
+        let layers = image.layers.iter().map(|layer| layer.digest.clone());
+        let blobs = documents.chain(layers).chain([image.config.digest.clone()]);
+        blobs.chain(self.chains_of(applicant).await).collect()
+    }
+
+    /// Keeps what is there of the image, so that it doesn't go with an older version that is removed.
+    async fn hold(&self, applicant: &Applicant<'_>) {
+        let Applicant { layers, facts, lease, .. } = *applicant;
+        let there: Vec<_> = layers.iter().filter(|layer| layer.written() == layer.descriptor.size).collect();
+        if there.is_empty() {
+            return;
+        }
+        let blobs = there.iter().map(|layer| blob(BlobKind::Layer, &layer.descriptor).digest);
+        let chains = self.chains_of(applicant).await;
+        let snapshots = chains.iter().map(|chain| of_snapshot(&facts.snapshotter, chain));
+        self.leases.keep(lease, blobs.map(|digest| of_blob(&digest)).chain(snapshots)).await;
+    }
+
+    /// Names of the snapshots of the image's layers.
+    async fn chains_of(&self, Applicant { repository, image, .. }: &Applicant<'_>) -> Vec<String> {
+        let config = self.config(repository, image).await.unwrap_or_default();
+        diffs(&config).into_iter().map(|diff| diff.chain_id).collect()
+    }
+
+    /// The configuration of an image, from the content store or from the registry.
+    pub(super) async fn config(&self, repository: &Repository, image: &ImageParts) -> Option<Vec<u8>> {
+        match self.store.read(&image.config.digest).await {
+            Some(config) => Some(config),
+            None => repository.small_blob(&image.config, MAX_MANIFEST).await.ok(),
+        }
+    }
+
+    async fn read_room(&self, facts: &Facts) -> Option<Room> {
+        let (content, images) = (facts.root.clone(), facts.image_root.clone());
+        // statvfs may block for long if the file system's server is dead.
+        let read = spawn_blocking(move || Ok::<_, io::Error>((Disk::read(&content)?, Disk::read(&images)?)));
+        let (content, images) = read.await.ok()?.ok()?;
+        Some(Room { content, images, rules: self.settings.room })
+    }
+
+    /// Notes which images are in use, for ever: what was used last goes last.
+    pub(super) async fn watch_uses(&self) -> Infallible {
+        loop {
+            match self.runtime.list().await {
+                Ok(listing) => self.uses.note(&listing, SystemTime::now()),
+                Err(error) => tracing::debug!(%error, "nobody knows which images are in use now"),
+            }
+            sleep(LOOK).await;
+        }
+    }
+}
+
+impl Listing {
+    /// Whether a container has the image with this id.
+    fn uses(&self, id: &str) -> bool {
+        let image = self.images.iter().find(|image| image.id == id);
+        image.is_some_and(|image| image.is_any_of(&self.used))
+    }
+}
+
+/// The layers of an image that were not there when its pull began.
+fn awaited<'a>(layers: &'a [Layer], repository: Option<&'a Repository>) -> impl Iterator<Item = Awaited<'a>> {
+    let missing = layers.iter().filter(|layer| layer.there < layer.descriptor.size);
+    missing.map(move |layer| Awaited { layer: &layer.descriptor, flight: &layer.flight, repository })
+}

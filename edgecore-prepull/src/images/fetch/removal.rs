@@ -1,0 +1,206 @@
+//! Which images make room: those that nothing has needed for the longest time, and no more of them than it takes.
+//!
+//! Images share layers. What several hold is free once the last of them is gone, so the choice is made by pieces, which are
+//! blobs and unpacked layers, and not by the sizes of images.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::SystemTime;
+
+/// What a removal gives back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Freed {
+    /// Bytes where compressed layers are.
+    pub(super) content: u64,
+    /// Bytes where layers are unpacked.
+    pub(super) unpacked: u64,
+    /// Inodes there.
+    pub(super) inodes: u64,
+}
+
+/// An image that may be removed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Removable {
+    /// Its id in the runtime.
+    pub(super) id: String,
+    /// A name that a person knows it by.
+    pub(super) name: String,
+    /// When it was pulled, or last seen in use.
+    pub(super) last_needed: SystemTime,
+    /// Its blobs and unpacked layers.
+    pub(super) pieces: BTreeSet<String>,
+}
+
+/// All images that may be removed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Removables {
+    /// The one that wasn't needed for the longest time first.
+    images: Vec<Removable>,
+    /// What each piece takes. Those that something else holds as well are left out.
+    pieces: BTreeMap<String, Freed>,
+}
+
+impl Freed {
+    pub(super) fn plus(self, other: Self) -> Self {
+        Self {
+            content: self.content.saturating_add(other.content),
+            unpacked: self.unpacked.saturating_add(other.unpacked),
+            inodes: self.inodes.saturating_add(other.inodes),
+        }
+    }
+
+    /// Bytes on all disks.
+    pub(super) fn bytes(self) -> u64 {
+        self.content.saturating_add(self.unpacked)
+    }
+}
+
+impl Removables {
+    pub(super) fn new(mut images: Vec<Removable>, pieces: BTreeMap<String, Freed>) -> Self {
+        images.sort_by(|one, other| (one.last_needed, &one.id).cmp(&(other.last_needed, &other.id)));
+        Self { images, pieces }
+    }
+
+    /// Number of images that may be removed.
+    pub(super) fn count(&self) -> usize {
+        self.images.len()
+    }
+
+    /// What is free when all of them are gone.
+    pub(super) fn all(&self) -> Freed {
+        self.freed_by(&(0..self.images.len()).collect())
+    }
+
+    /// The images to remove so that it's enough, in this order, each with what its removal adds. `None` if it isn't enough
+    /// even without all of them.
+    pub(super) fn choose(&self, is_enough: impl Fn(Freed) -> bool) -> Option<Vec<(&Removable, Freed)>> {
+        let mut chosen = BTreeSet::new();
+        let mut next = 0..self.images.len();
+        while !is_enough(self.freed_by(&chosen)) {
+            chosen.insert(next.next()?);
+        }
+        // Spare what turned out to add nothing, the image that was needed last first.
+        for spared in (0..self.images.len()).rev() {
+            if chosen.remove(&spared) && !is_enough(self.freed_by(&chosen)) {
+                chosen.insert(spared);
+            }
+        }
+        let mut gone = BTreeSet::new();
+        let mut before = Freed::default();
+        let each = chosen.into_iter().map(|index| {
+            gone.insert(index);
+            let after = self.freed_by(&gone);
+            let added = Freed {
+                content: after.content - before.content,
+                unpacked: after.unpacked - before.unpacked,
+                inodes: after.inodes - before.inodes,
+            };
+            before = after;
+            (&self.images[index], added)
+        });
+        Some(each.collect())
+    }
+
+    /// What is free when these are gone.
+    fn freed_by(&self, gone: &BTreeSet<usize>) -> Freed {
+        let stays = |index: &usize| !gone.contains(index);
+        let held: BTreeSet<&String> =
+            (0..self.images.len()).filter(stays).flat_map(|index| &self.images[index].pieces).collect();
+        let freed: BTreeSet<&String> = gone.iter().flat_map(|index| &self.images[*index].pieces).collect();
+        let freed = freed.difference(&held).filter_map(|piece| self.pieces.get(*piece));
+        freed.fold(Freed::default(), |sum, piece| sum.plus(*piece))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn image(id: &str, needed: u64, pieces: &[&str]) -> Removable {
+        Removable {
+            id: id.to_owned(),
+            name: format!("r.io/{id}:v1"),
+            last_needed: SystemTime::UNIX_EPOCH + Duration::from_secs(needed),
+            pieces: pieces.iter().map(|piece| (*piece).to_owned()).collect(),
+        }
+    }
+
+    fn piece(name: &str, unpacked: u64) -> (String, Freed) {
+        (name.to_owned(), Freed { unpacked, ..Freed::default() })
+    }
+
+    fn chosen(removables: &Removables, bytes: u64) -> Option<Vec<(&str, u64)>> {
+        let chosen = removables.choose(|freed| freed.bytes() >= bytes)?;
+        Some(chosen.into_iter().map(|(image, freed)| (image.id.as_str(), freed.bytes())).collect())
+    }
+
+    #[test]
+    fn the_longest_unneeded_images_go_first() {
+        let removables = Removables::new(
+            vec![image("new", 30, &["n"]), image("old", 10, &["o"]), image("middle", 20, &["m"])],
+            BTreeMap::from([piece("n", 100), piece("o", 10), piece("m", 20)]),
+        );
+        for (bytes, expected) in [
+            (0, Some(vec![])),
+            (10, Some(vec![("old", 10)])),
+            (11, Some(vec![("middle", 20)])),
+            (21, Some(vec![("old", 10), ("middle", 20)])),
+            (31, Some(vec![("new", 100)])),
+            (130, Some(vec![("old", 10), ("middle", 20), ("new", 100)])),
+            (131, None),
+        ] {
+            assert_eq!(chosen(&removables, bytes), expected, "{bytes}");
+        }
+        assert_eq!((removables.count(), removables.all().bytes()), (3, 130));
+    }
+
+    #[test]
+    fn a_shared_layer_is_freed_with_its_last_image() {
+        let removables = Removables::new(
+            vec![image("a", 1, &["base", "a"]), image("b", 2, &["base", "b"]), image("c", 3, &["used", "c"])],
+            BTreeMap::from([piece("base", 50), piece("a", 1), piece("b", 2), piece("c", 3)]),
+        );
+        assert_eq!(chosen(&removables, 2), Some(vec![("b", 2)]));
+        assert_eq!(chosen(&removables, 53), Some(vec![("a", 1), ("b", 52)]));
+        assert_eq!(chosen(&removables, 57), None, "something else holds `used`");
+    }
+
+    proptest! {
+        #[test]
+        fn no_more_go_than_needed(
+            images in prop::collection::vec((0_u64..20, prop::collection::btree_set(0_usize..12, 0..5)), 0..9),
+            sizes in prop::collection::vec(0_u64..50, 12),
+            bytes in 0_u64..400,
+        ) {
+            let pieces = sizes.iter().enumerate().map(|(index, size)| piece(&index.to_string(), *size));
+            let images = images.iter().enumerate().map(|(index, (needed, pieces))| {
+                let pieces: Vec<String> = pieces.iter().map(ToString::to_string).collect();
+                image(&index.to_string(), *needed, &pieces.iter().map(String::as_str).collect::<Vec<_>>())
+            });
+            let removables = Removables::new(images.collect(), pieces.collect());
+            let index = |id: &str| removables.images.iter().position(|image| image.id == id).unwrap();
+            match chosen(&removables, bytes) {
+                None => prop_assert!(removables.all().bytes() < bytes),
+                Some(chosen) => {
+                    let gone: BTreeSet<usize> = chosen.iter().map(|(id, _)| index(id)).collect();
+                    let freed = removables.freed_by(&gone);
+                    prop_assert!(freed.bytes() >= bytes);
+                    prop_assert_eq!(freed.bytes(), chosen.iter().map(|(_, freed)| freed).sum::<u64>());
+                    for spared in &gone {
+                        let others = gone.iter().copied().filter(|other| other != spared).collect();
+                        prop_assert!(removables.freed_by(&others).bytes() < bytes, "{spared} was needless");
+                    }
+                    // Nothing that was needed later goes as long as those before it would do.
+                    if let Some(last) = gone.last() {
+                        prop_assert!(removables.freed_by(&(0..*last).collect()).bytes() < bytes);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! Which images of the node nothing needs: no container, no job's pin, no open task, and not the runtime itself.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use super::removal::{Freed, Removable};
+use crate::images::containerd::{Holdings, Record};
+
+/// Age below which an image isn't removed: somebody may have pulled it for a container that isn't there yet. The kubelet's
+/// `imageMinimumGCAge` is the same by default.
+const MIN_AGE: Duration = Duration::from_secs(120);
+
+/// What the CRI says of images and of their use.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Listing {
+    pub(super) images: Vec<ListedImage>,
+    /// Ids and names by which containers have their images, also such that have ended.
+    pub(super) used: BTreeSet<String>,
+}
+
+/// An image as the CRI has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct ListedImage {
+    pub(super) id: String,
+    /// Its tags and digests.
+    pub(super) names: Vec<String>,
+    pub(super) is_pinned: bool,
+}
+
+/// What must stay, besides what is in use.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Needed<'a> {
+    /// Names of images: those of open tasks, and that of the sandbox.
+    pub(super) names: &'a BTreeSet<String>,
+    /// Blobs and snapshots of the image that is being pulled.
+    pub(super) pieces: &'a BTreeSet<String>,
+}
+
+/// When images were last seen in use. It's in memory only, as the kubelet's is: after a restart, the times at which images
+/// were pulled have to do.
+#[derive(Debug, Default)]
+pub(super) struct LastUses(Mutex<HashMap<String, SystemTime>>);
+
+/// What takes the room that a removal gives back.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Unused {
+    pub(super) images: Vec<Removable>,
+    /// The blobs that nothing else holds, with their sizes.
+    pub(super) blobs: BTreeMap<String, Freed>,
+    /// The unpacked layers that nothing else holds.
+    pub(super) snapshots: BTreeSet<String>,
+}
+
+impl ListedImage {
+    fn is_called(&self, name: &str) -> bool {
+        self.id == name || self.names.iter().any(|own| own == name)
+    }
+
+    pub(super) fn is_any_of(&self, names: &BTreeSet<String>) -> bool {
+        names.contains(&self.id) || self.names.iter().any(|name| names.contains(name))
+    }
+}
+
+impl LastUses {
+    /// Notes what is in use now, and forgets what is gone.
+    pub(super) fn note(&self, listing: &Listing, now: SystemTime) {
+        let mut uses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        uses.retain(|id, _| listing.images.iter().any(|image| image.id == *id));
+        let used = listing.images.iter().filter(|image| image.is_any_of(&listing.used));
+        uses.extend(used.map(|image| (image.id.clone(), now)));
+    }
+
+    fn of(&self, id: &str) -> Option<SystemTime> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(id).copied()
+    }
+}
+
+/// Finds what may be removed.
+pub(super) fn find_unused(
+    listing: &Listing,
+    holdings: &Holdings,
+    needed: Needed<'_>,
+    uses: &LastUses,
+    now: SystemTime,
+) -> Unused {
+    let parents = holdings.parents_of_active();
+    let mut images = Vec::new();
+    let mut kept: BTreeSet<&str> = needed.pieces.iter().map(String::as_str).collect();
+    kept.extend(holdings.used_snapshots());
+    let stray = |record: &&Record| !listing.images.iter().any(|image| image.is_called(&record.name));
+    for record in holdings.records.iter().filter(stray) {
+        let (blobs, snapshots) = holdings.below(&record.target);
+        kept.extend(blobs.into_iter().chain(snapshots));
+    }
+    let mut unused_snapshots = BTreeSet::new();
+    for image in &listing.images {
+        let records = || holdings.records.iter().filter(|record| image.is_called(&record.name));
+        let (mut blobs, mut snapshots) = (BTreeSet::new(), BTreeSet::new());
+        for record in records() {
+            let below = holdings.below(&record.target);
+            blobs.extend(below.0);
+            snapshots.extend(below.1);
+        }
+        let top = holdings.blobs.get(&image.id).and_then(|config| config.snapshot.as_deref());
+        let created = records().filter_map(|record| record.created).max();
+        let is_new =
+            created.is_none_or(|created| now.duration_since(created).is_ok_and(|age| age < MIN_AGE));
+        let is_needed = image.is_pinned
+            || records().any(|record| record.is_pinned)
+            || image.is_any_of(&listing.used)
+            || image.is_any_of(needed.names)
+            || top.is_some_and(|top| parents.contains(top))
+            || is_new;
+        if is_needed {
+            kept.extend(blobs.into_iter().chain(snapshots));
+            continue;
+        }
+        unused_snapshots.extend(snapshots.iter().copied());
+        let name = image.names.first().unwrap_or(&image.id).clone();
+        let last_needed = created.max(uses.of(&image.id)).unwrap_or(SystemTime::UNIX_EPOCH);
+        let pieces = blobs.into_iter().chain(snapshots).map(str::to_owned).collect();
+        images.push(Removable { id: image.id.clone(), name, last_needed, pieces });
+    }
+    let is_free = |piece: &&str| !kept.contains(*piece);
+    let pieces = images.iter().flat_map(|image| image.pieces.iter()).map(String::as_str).filter(is_free);
+    let blobs = pieces.filter_map(|digest| {
+        let content = holdings.blobs.get(digest)?.size;
+        Some((digest.to_owned(), Freed { content, ..Freed::default() }))
+    });
+    let blobs = blobs.collect();
+    let snapshots = unused_snapshots.into_iter().filter(is_free).map(str::to_owned).collect();
+    Unused { images, blobs, snapshots }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::images::containerd::{Snapshot, StoredBlob};
+
+    fn at(seconds: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
+    }
+
+    fn set(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    /// Images `a`, `b`, …, on a common layer, each with a layer of its own, pulled at 100, 200, ….
+    fn node(names: &[&str]) -> (Listing, Holdings) {
+        let (mut listing, mut holdings) = (Listing::default(), Holdings::default());
+        let snapshot = |parent: &str| Snapshot { parent: parent.to_owned(), is_active: false };
+        holdings.snapshots.insert("base".to_owned(), snapshot(""));
+        for (name, created) in names.iter().zip(1..) {
+            let [id, tag, target, layer, top] =
+                ["id", "tag", "target", "layer", "top"].map(|kind| format!("{kind}-{name}"));
+            listing.images.push(ListedImage { id: id.clone(), names: vec![tag.clone()], is_pinned: false });
+            for name in [&id, &tag] {
+                let created = Some(at(created * 100));
+                let record =
+                    Record { name: name.clone(), target: target.clone(), is_pinned: false, created };
+                holdings.records.push(record);
+            }
+            let keeps = vec![id.clone(), layer.clone(), "layer-base".to_owned()];
+            let blob = |size, keeps, snapshot| StoredBlob { size, keeps, snapshot };
+            holdings.blobs.insert(target, blob(1, keeps, None));
+            holdings.blobs.insert(id, blob(1, Vec::new(), Some(top.clone())));
+            holdings.blobs.insert(layer, blob(10, Vec::new(), None));
+            holdings.blobs.insert("layer-base".to_owned(), blob(100, Vec::new(), None));
+            holdings.snapshots.insert(top, snapshot("base"));
+        }
+        (listing, holdings)
+    }
+
+    fn unused(listing: &Listing, holdings: &Holdings, now: u64) -> Vec<String> {
+        let (uses, nothing) = (LastUses::default(), set(&[]));
+        let needed = Needed { names: &nothing, pieces: &nothing };
+        let unused = find_unused(listing, holdings, needed, &uses, at(now));
+        unused.images.into_iter().map(|image| image.name).collect()
+    }
+
+    #[test]
+    fn what_is_needed_stays() {
+        let all = |listing: &Listing, holdings: &Holdings| unused(listing, holdings, 10_000);
+        let (listing, holdings) = node(&["a", "b"]);
+        assert_eq!(all(&listing, &holdings), ["tag-a", "tag-b"]);
+
+        let pinned = {
+            let mut listing = listing.clone();
+            listing.images[0].is_pinned = true;
+            all(&listing, &holdings)
+        };
+        assert_eq!(pinned, ["tag-b"]);
+        let (_, mut labelled) = node(&["a", "b"]);
+        labelled.records[1].is_pinned = true;
+        assert_eq!(all(&listing, &labelled), ["tag-b"], "an old containerd doesn't report pins");
+        for name in ["id-a", "tag-a"] {
+            let used = Listing { used: set(&[name]), ..listing.clone() };
+            assert_eq!(all(&used, &holdings), ["tag-b"], "a container has {name}");
+            let (uses, names, pieces) = (LastUses::default(), set(&[name]), set(&[]));
+            let needed = Needed { names: &names, pieces: &pieces };
+            let left = find_unused(&listing, &holdings, needed, &uses, at(10_000)).images;
+            assert_eq!(left.len(), 1, "a task wants {name}");
+        }
+        // The sandbox of a pod is no container of the CRI.
+        let (_, mut sandbox) = node(&["a", "b"]);
+        let active = Snapshot { parent: "top-b".to_owned(), is_active: true };
+        sandbox.snapshots.insert("sandbox".to_owned(), active);
+        assert_eq!(all(&listing, &sandbox), ["tag-a"]);
+    }
+
+    #[test]
+    fn new_images_stay() {
+        let (listing, holdings) = node(&["a"]);
+        // At 50, the clock has been set back since: its age is unknown.
+        for (now, expected) in [(100, 0), (219, 0), (220, 1), (50, 1)] {
+            assert_eq!(unused(&listing, &holdings, now).len(), expected, "at {now}");
+        }
+    }
+
+    #[test]
+    fn shared_pieces_stay_with_what_is_used() {
+        let (listing, holdings) = node(&["a", "b"]);
+        let (uses, nothing) = (LastUses::default(), set(&[]));
+        let find = |listing: &Listing, pieces: &BTreeSet<String>| {
+            let needed = Needed { names: &nothing, pieces };
+            find_unused(listing, &holdings, needed, &uses, at(10_000))
+        };
+        let both = find(&listing, &nothing);
+        assert_eq!(both.blobs.values().fold(0, |sum, blob| sum + blob.content), 100 + 2 * 12);
+        assert_eq!(both.snapshots, set(&["base", "top-a", "top-b"]));
+        let one = find(&Listing { used: set(&["id-b"]), ..listing.clone() }, &nothing);
+        assert_eq!(one.blobs.values().fold(0, |sum, blob| sum + blob.content), 12);
+        assert_eq!(one.snapshots, set(&["top-a"]));
+        let pulled = find(&listing, &set(&["layer-base", "base"]));
+        assert_eq!(pulled.blobs.values().fold(0, |sum, blob| sum + blob.content), 2 * 12);
+        assert_eq!(pulled.snapshots, set(&["top-a", "top-b"]));
+    }
+
+    #[test]
+    fn use_makes_an_image_younger() {
+        let (listing, holdings) = node(&["a", "b"]);
+        let uses = LastUses::default();
+        uses.note(&Listing { used: set(&["tag-a"]), ..listing.clone() }, at(5000));
+        uses.note(&listing, at(6000));
+        let nothing = set(&[]);
+        let needed = Needed { names: &nothing, pieces: &nothing };
+        let found = find_unused(&listing, &holdings, needed, &uses, at(10_000)).images;
+        let times: Vec<_> = found.iter().map(|image| (image.name.as_str(), image.last_needed)).collect();
+        assert_eq!(times, [("tag-a", at(5000)), ("tag-b", at(200))]);
+        uses.note(&Listing::default(), at(7000));
+        assert_eq!(uses.of("id-a"), None, "it's gone");
+    }
+}
