@@ -139,7 +139,8 @@ impl<P: Puller> Executor<P> {
         let ending = {
             let carry_out = async {
                 if check.is_none() {
-                    if !execution.task.checks.is_empty() {
+                    let open = open_images(&execution).map(|(_, image)| image);
+                    if !execution.task.checks.is_empty() && !self.images.needs_no_link(open).await {
                         // What is free now says nothing about the time in which the images are pulled.
                         wait_until(true, control.clone(), wall).await;
                     }
@@ -188,13 +189,7 @@ impl<P: Puller> Executor<P> {
         context: &TaskContext<'_>,
         updates: &mpsc::Sender<TaskUpdate>,
     ) {
-        let open = execution
-            .task
-            .images
-            .iter()
-            .enumerate()
-            .filter(|(index, _)| execution.done.get(*index).is_none_or(Option::is_none));
-        let pulls = open.map(|(index, image)| async move {
+        let pulls = open_images(execution).map(|(index, image)| async move {
             let mut result = self.images.pull(context, index, image).await;
             // The board has the result already, so a deadline that comes during this look doesn't cost us the image.
             if let Some(AskReason { record, text }) = self.find_ask_reason(image, &result).await {
@@ -250,6 +245,12 @@ impl<P: Puller> Executor<P> {
         outcome.reason = truncate_reason(&outcome.reason);
         outcome
     }
+}
+
+/// The images that had not ended before a restart, with their positions.
+fn open_images(execution: &Execution) -> impl Iterator<Item = (usize, &ImageTask)> {
+    let images = execution.task.images.iter().enumerate();
+    images.filter(|(index, _)| execution.done.get(*index).is_none_or(Option::is_none))
 }
 
 /// Logs how an image ended, in fields that a person can filter by.

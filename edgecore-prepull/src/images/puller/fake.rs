@@ -16,6 +16,8 @@ use super::{ErrorClass, Present, ProgressSink, PullError, PullRequest, Pulled, P
 pub(crate) enum Act {
     /// Succeeds after so many seconds, and reports bytes after each half of them.
     Take(u64),
+    /// Has all bytes after so many seconds, and succeeds so many seconds later.
+    Unpack(u64, u64),
     /// Fails with this class and message.
     Fail(ErrorClass, &'static str),
     /// Fails because the registry asks to be left alone for so many seconds.
@@ -124,6 +126,12 @@ impl Puller for Fake {
                     sleep(Duration::from_millis(seconds * 500)).await;
                     progress(Bytes { done, total: 100 });
                 }
+                Ok(())
+            }
+            Act::Unpack(download, unpack) => {
+                sleep(Duration::from_secs(download)).await;
+                progress(Bytes { done: 100, total: 100 });
+                sleep(Duration::from_secs(unpack)).await;
                 Ok(())
             }
             Act::Fail(class, message) => Err(PullError::new(class, message)),

@@ -17,7 +17,7 @@ use super::leftovers::Wanted;
 use super::locks::{RecentPull, ReferenceLocks};
 use super::login::pull_with_key;
 use super::pinning::pin;
-use super::window::{Wall, wait_for_other_verification, wait_until};
+use super::window::{Wall, wait_for_other_verification, wait_until, wait_until_closed};
 use crate::backoff::{self, Backoff};
 use crate::images::providers::Providers;
 use crate::images::puller::{ErrorClass, Present, PullError, PullTerms, Pulled, Puller};
@@ -175,6 +175,21 @@ impl<P: Puller> ImagePulls<P> {
         board.end(index, result)
     }
 
+    /// Whether every image of these is there and isn't asked for at a registry.
+    pub(super) async fn needs_no_link(&self, images: impl Iterator<Item = &ImageTask>) -> bool {
+        for image in images {
+            let is_there = match image.policy {
+                PullPolicy::Never => true,
+                PullPolicy::IfNotPresent => matches!(self.puller.look_up(&image.reference).await, Ok(Some(_))),
+                PullPolicy::Always => false,
+            };
+            if !is_there {
+                return false;
+            }
+        }
+        true
+    }
+
     /// Gives up the reference for this task, unless another task goes on with it.
     pub(super) async fn give_up_unless_wanted(&self, task: &TaskId, reference: &str) {
         if !self.wanted.by_another(task, reference) {
@@ -197,9 +212,18 @@ impl<P: Puller> ImagePulls<P> {
         index: usize,
         image: &ImageTask,
     ) -> Result<Option<ImageResult>, PullError> {
-        if image.policy != PullPolicy::Never {
+        match image.policy {
             // To look at what is there takes no link.
-            wait_until(true, context.control.clone(), self.wall).await;
+            PullPolicy::Never => {}
+            PullPolicy::IfNotPresent => {
+                let is_open = context.control.borrow().terms.state((self.wall)()).is_open;
+                if !is_open && let Some(present) = self.puller.look_up(&image.reference).await? {
+                    return Ok(Some(already_present(present)));
+                }
+                wait_until(true, context.control.clone(), self.wall).await;
+            }
+            // Even by digest: it's asked for at the registry, which may refuse it to the job's credential.
+            PullPolicy::Always => wait_until(true, context.control.clone(), self.wall).await,
         }
         // The lock comes first: an image that waits for another pull of the same reference must not hold a permit that
         // a different image could use.
@@ -257,12 +281,16 @@ impl<P: Puller> ImagePulls<P> {
         let board = context.board;
         self.note_leftovers();
         board.begin_attempt(index);
-        let progress = |bytes| board.set_bytes(index, bytes);
+        let arrived = watch::Sender::new(false);
+        let progress = |bytes: Bytes| {
+            board.set_bytes(index, bytes);
+            arrived.send_replace(bytes.total > 0 && bytes.done >= bytes.total);
+        };
         let asking = AtomicBool::new(false);
         let pull = pull_with_key(&*self.puller, &self.providers, image, &key, &asking, terms, &progress);
         let interrupted = async {
             tokio::select! {
-                () = wait_until(false, context.control.clone(), self.wall) => {}
+                () = wait_until_closed(&context.control, &arrived, self.wall) => {}
                 () = wait_for_other_verification(context.control.clone(), verification) => {}
             }
         };

@@ -1,5 +1,5 @@
-//! The gate of a task: outside of its windows it downloads nothing, and a pull that runs when they close is dropped. What
-//! that pull has fetched stays.
+//! The gate of a task: outside of its windows it downloads nothing, and a pull that runs when they close is dropped, unless
+//! everything has arrived. What that pull has fetched stays.
 
 use std::convert::Infallible;
 use std::time::{Duration, SystemTime};
@@ -25,6 +25,24 @@ pub(super) async fn wait_until(is_open: bool, mut control: watch::Receiver<TaskC
             return;
         }
         next_look(&mut control, state.until, wall).await;
+    }
+}
+
+/// Waits until a pull may not go on: the window is closed, and bytes of the image are missing. To unpack what has arrived
+/// takes no link.
+pub(super) async fn wait_until_closed(
+    control: &watch::Receiver<TaskControl>,
+    arrived: &watch::Sender<bool>,
+    wall: Wall,
+) {
+    let mut arrived = arrived.subscribe();
+    loop {
+        // An error would mean that the sender is gone, which is borrowed here.
+        let _ = arrived.wait_for(|arrived| !arrived).await;
+        tokio::select! {
+            () = wait_until(false, control.clone(), wall) => return,
+            _ = arrived.wait_for(|arrived| *arrived) => {}
+        }
     }
 }
 

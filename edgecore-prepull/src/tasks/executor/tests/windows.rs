@@ -127,6 +127,44 @@ async fn a_pull_is_dropped_when_the_window_closes_and_goes_on_when_the_next_open
 }
 
 #[tokio::test(start_paused = true)]
+async fn after_the_last_byte_no_window_closes() {
+    set_clock("01:59:50");
+    let fake = Fake::new();
+    fake.script("a", [Act::Unpack(5, 600)]);
+    let begun = Instant::now();
+    let run = start(&executor(&fake), windowed(vec![always("a")], 60, &["01:00+1h UTC"]));
+    let end = run.end.await.unwrap();
+    assert_eq!((outcomes(&end), end.images[0].attempts), (vec![New], 1));
+    assert_eq!((begun.elapsed().as_secs(), fake.pulls().len()), (605, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_present_waits_for_no_window() {
+    set_clock("00:00:00");
+    let fake = Fake::new();
+    fake.state.lock().unwrap().present = vec!["there".to_owned()];
+    let begun = Instant::now();
+    let present = || image("there", PullPolicy::IfNotPresent, 0);
+    let end = start(&executor(&fake), windowed(vec![present()], 300, &["01:00+1h UTC"])).end.await.unwrap();
+    assert_eq!((outcomes(&end), begun.elapsed().as_secs()), (vec![Already], 0));
+
+    // Beside one that is missing, whose room is looked for when its window opens.
+    let mut mixed = windowed(vec![present(), image("gone", PullPolicy::IfNotPresent, 0)], 300, &["01:00+1h UTC"]);
+    mixed.task.checks.clear();
+    let mut run = start(&executor(&fake), mixed);
+    let ended = async {
+        loop {
+            if let TaskUpdate::ImageEnded { index, result } = run.updates.recv().await.unwrap() {
+                return (index, result.outcome);
+            }
+        }
+    };
+    assert_eq!((ended.await, begun.elapsed().as_secs()), ((0, Already), 0));
+    assert_eq!(outcomes(&run.end.await.unwrap()), [Already, New]);
+    assert_eq!(begun.elapsed().as_secs(), 3601);
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_deadline_counts_open_time_only() {
     set_clock("01:59:50");
     let fake = Fake::new();
