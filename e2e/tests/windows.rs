@@ -71,6 +71,30 @@ async fn a_pull_waits_for_its_window_stops_with_it_and_goes_on_with_the_next() -
 }
 
 #[tokio::test]
+async fn a_box_in_1970_keeps_todays_windows() -> Result<()> {
+    let authority = Authority::new("registry")?;
+    let (cluster, registry) =
+        tokio::try_join!(Cluster::start(), async { Registry::start().tls(&authority).await })?;
+    let cloud = Cloud::start(&cluster).await?;
+    cluster.edge_nodes(&["edge-1"]).await?;
+    let mut node = EdgeNode::start(&cluster, &cloud, "edge-1").without_agent().await?;
+    // Shortly after 1970 began, and twelve hours off by the time of day: the registry's certificate isn't valid yet then,
+    // and the window isn't open.
+    let now = Timestamp::now();
+    let today = now.as_second() - now.as_second() % 86_400;
+    node.set_clock_off_by(12 * 3600 - today)?;
+    node.restart_agent()?;
+    let reference = registry.seed(&Image::small("boxed")?, "team/boxed:v1")?;
+    let open = window(now.checked_sub(2.hours())?, "4h".to_owned());
+    let job = cluster.job("boxed").images([&reference]).on(["edge-1"]).retries(0);
+    let status = job.spec(|spec| spec.windows = vec![open]).completes().await?;
+    let image = status.image("edge-1", &reference).context("no image")?;
+    assert_eq!((image.status, image.attempts), (Tristate::True, 1), "{image:?}");
+    ensure!(node.agent_log().contains("1970-01-"), "its clock is right: {}", node.agent_log());
+    Ok(())
+}
+
+#[tokio::test]
 async fn an_image_pull_job_waits_for_the_window_of_the_node_and_its_node_image_says_so() -> Result<()> {
     let site = Site::with_kruise(&[]).await?;
     let WindowSpec { start, duration, time_zone, .. } = window(next_opening()?, "1h".to_owned());

@@ -1,14 +1,14 @@
 //! The metrics of the agent, and what its health is judged by.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use jiff::Timestamp;
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{ImageResult, PulledBy, TaskOutcome};
 use prepull_program::metrics::{Build, DURATION_BUCKETS};
-use prepull_window::Openings;
+use prepull_window::{Openings, State};
 use prometheus_client::encoding::{EncodeLabelSet, text::encode};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -16,7 +16,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
+use crate::cloud::clock::CloudClock;
 use crate::images::puller::ErrorClass;
+use crate::tasks::agent::timestamp;
 
 /// What runs.
 const BUILD: Build = Build { version: env!("CARGO_PKG_VERSION") };
@@ -138,7 +140,7 @@ pub(crate) struct Metrics {
     counted: Counted,
     runtime_up: AtomicBool,
     /// The node's own windows, once they are known.
-    windows: OnceLock<Openings>,
+    windows: OnceLock<(Openings, Arc<CloudClock>)>,
 }
 
 impl Default for Metrics {
@@ -256,16 +258,19 @@ impl Metrics {
     }
 
     /// Sets the node's own windows, which are those of its settings and stay as they are.
-    pub(crate) fn set_windows(&self, windows: Openings) {
+    pub(crate) fn set_windows(&self, windows: Openings, clock: Arc<CloudClock>) {
         // Nobody sets them twice.
-        let _ = self.windows.set(windows);
+        let _ = self.windows.set((windows, clock));
     }
 
     /// Looks at the clock: whether the node may download.
-    fn look_at_windows(&self, now: SystemTime) {
-        // Of a clock that no calendar knows nothing can be told.
-        let Some((windows, now)) = self.windows.get().zip(Timestamp::try_from(now).ok()) else { return };
-        let state = windows.state(now);
+    fn look_at_windows(&self) {
+        let Some((windows, clock)) = self.windows.get() else { return };
+        let state = match timestamp(clock.wall()) {
+            Some(now) => windows.state(now),
+            // Nothing opens by a clock that isn't known.
+            None => State { is_open: windows.is_always(), until: None },
+        };
         self.counted.download_window_open.set(i64::from(state.is_open));
         let change = state.until.map_or(0, Timestamp::as_second);
         self.counted.download_window_change_timestamp_seconds.set(change);
@@ -283,7 +288,7 @@ impl Metrics {
 
     /// All metrics in the text format of OpenMetrics.
     pub(crate) fn render(&self) -> String {
-        self.look_at_windows(SystemTime::now());
+        self.look_at_windows();
         let mut text = String::new();
         // Writing to a String cannot fail.
         let _ = encode(&mut text, &self.registry);

@@ -126,8 +126,8 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<ExitCode> {
     let providers = Arc::new(Providers::load(&providers, Stderr::Dropped, Some(&metrics))?);
     check_urls(&tunnel_urls, &enroll_urls)?;
     let clock = node_clock(download_windows)?;
-    metrics.set_windows(clock.own_openings());
     let identity = Identity::load(&state_dir)?;
+    metrics.set_windows(clock.own_openings(), identity.clock().clone());
     let (tunnel_urls, enroll_urls) = fill_in_urls(tunnel_urls, enroll_urls, &state_dir)?;
     let endpoint = runtime_endpoint.unwrap_or_else(RuntimeEndpoint::in_the_usual_places);
     let ledger = Ledger::open(&state_dir)?;
@@ -152,7 +152,7 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<ExitCode> {
     let hub = Arc::new(Hub::new(peers.patience.0, identity.clock().clone()));
     let neighbourhood = Neighbourhood { hub: hub.clone(), identity: identity.clone() };
     let puller = Fetching::over_cri(CriPuller::new(endpoint), fetch).counted_in(metrics.clone());
-    let puller = Arc::new(puller.shared_with(neighbourhood));
+    let puller = Arc::new(puller.shared_with(neighbourhood).with_clock(identity.clock().clone()));
     let mut peer_port = None;
     if let Listen::On(address) = peers.listen {
         let listener = TcpListener::bind(address).await.with_context(|| {

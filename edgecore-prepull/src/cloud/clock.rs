@@ -1,11 +1,27 @@
-//! The cloud's time, which a node learns with each session. The tickets of a site's nodes expire by it, and the validity of
-//! their certificates is judged by it: the clock of a box without a battery may be years behind.
+//! The cloud's time, which a node learns with each session. Windows open by it, the tickets of a site's nodes expire by it,
+//! and the validity of certificates is judged by it: the clock of a box without a battery may be years behind.
+//!
+//! Until the first session there is this machine's own clock. One that says a time before this program was made is wrong:
+//! no window opens by it. Nothing is written down for the next start: no task is carried out before its cloud has
+//! assigned it again, in a session.
 
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use rustls::CertificateError;
 use rustls::time_provider::TimeProvider;
 use rustls_pki_types::UnixTime;
+use tokio::time::Instant;
+
+/// What a clock says that nobody has set. Boards without a battery boot in 1970.
+const UNKNOWN: SystemTime = UNIX_EPOCH;
+/// November 2026, when this was written: the least that is known of today without a build that says when it is.
+const WRITTEN: Duration = Duration::from_secs(1_793_491_200);
+/// Seconds since 1970, by which builds that can be reproduced know their time.
+const BUILT: Option<&str> = option_env!("SOURCE_DATE_EPOCH");
+
+/// Certificates of a chain whose validity may begin after each other.
+const MAX_NEWER: u32 = 4;
 
 /// The cloud's time, as of the last session; this machine's own until there was one.
 #[derive(Debug, Default)]
@@ -17,12 +33,24 @@ impl CloudClock {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), now));
     }
 
-    /// The time since 1970.
+    /// The time since 1970, or the latest that it's known to be after.
     pub(crate) fn now(&self) -> Duration {
-        match *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
-            Some((at, then)) => then + at.elapsed(),
-            None => SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
-        }
+        self.of_cloud().unwrap_or_else(|| own().max(built()))
+    }
+
+    /// The time of day. A time in 1970 where nobody knows it.
+    pub(crate) fn wall(&self) -> SystemTime {
+        if self.is_known() { UNIX_EPOCH + self.now() } else { UNKNOWN }
+    }
+
+    /// Whether the time can be right.
+    pub(crate) fn is_known(&self) -> bool {
+        self.of_cloud().is_some() || is_machine_set()
+    }
+
+    fn of_cloud(&self) -> Option<Duration> {
+        let cloud = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        cloud.map(|(at, then)| then + at.elapsed())
     }
 }
 
@@ -32,15 +60,84 @@ impl TimeProvider for CloudClock {
     }
 }
 
+/// Whether this machine's own clock can be right.
+pub(crate) fn is_machine_set() -> bool {
+    own() >= built()
+}
+
+/// Verifies certificates at this time. By a clock that isn't set, at the time from which they are valid.
+pub(crate) fn verify_at<T>(
+    now: UnixTime,
+    is_set: bool,
+    verify: impl Fn(UnixTime) -> Result<T, rustls::Error>,
+) -> Result<T, rustls::Error> {
+    let mut verified = verify(now);
+    // The server's own certificate and those of its CAs may each be newer than the others.
+    for _ in 0..MAX_NEWER {
+        let Err(rustls::Error::InvalidCertificate(CertificateError::NotValidYetContext {
+            not_before, ..
+        })) = &verified
+        else {
+            break;
+        };
+        if is_set {
+            break;
+        }
+        verified = verify(*not_before);
+    }
+    verified
+}
+
+/// What this machine's clock says.
+fn own() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// When this program was made, or a time before.
+fn built() -> Duration {
+    let built = BUILT.and_then(|seconds| seconds.trim().parse().ok()).map(Duration::from_secs);
+    // A build from an archive without history says 0.
+    built.unwrap_or_default().max(WRITTEN)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_clouds_time_counts_whatever_the_machine_thinks() {
+    fn the_clouds_time_wins() {
         let clock = CloudClock::default();
-        assert!(clock.now() > Duration::from_secs(1_600_000_000));
-        clock.set(Duration::from_secs(1000));
-        assert!((1000..1010).contains(&clock.now().as_secs()));
+        assert!(clock.is_known() && clock.now() >= WRITTEN);
+        let early = Duration::from_secs(40_000_000);
+        clock.set(early);
+        assert!((40_000_000..40_000_010).contains(&clock.now().as_secs()));
+        assert!(clock.is_known() && clock.wall() >= UNIX_EPOCH + early, "what the cloud says is right");
+    }
+
+    #[test]
+    fn an_unset_clock_waits_for_no_certificate() {
+        let at = |seconds| UnixTime::since_unix_epoch(Duration::from_secs(seconds));
+        let valid = |from: u64, until: u64| {
+            move |now: UnixTime| match now.as_secs() {
+                second if second < from => {
+                    let problem = CertificateError::NotValidYetContext { time: now, not_before: at(from) };
+                    Err(rustls::Error::InvalidCertificate(problem))
+                }
+                second if second > until => Err(rustls::Error::InvalidCertificate(CertificateError::Expired)),
+                second => Ok(second),
+            }
+        };
+        let both = |now| valid(100, 200)(now).and_then(|_| valid(150, 300)(now));
+        assert_eq!(verify_at(at(0), false, both), Ok(150));
+        assert_eq!(verify_at(at(170), true, both), Ok(170));
+        assert!(verify_at(at(0), true, both).is_err(), "a clock that is set counts");
+        assert!(verify_at(at(250), false, both).is_err(), "what has expired has expired");
+        let never = |now| valid(300, 400)(now).and_then(|_| valid(100, 200)(now));
+        assert!(verify_at(at(0), false, never).is_err(), "never valid at the same time");
+    }
+
+    #[test]
+    fn no_build_is_from_the_future() {
+        assert!(built() >= WRITTEN && built() <= own() + Duration::from_secs(24 * 3600), "{:?}", built());
     }
 }

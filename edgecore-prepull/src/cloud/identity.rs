@@ -9,6 +9,7 @@
 mod current;
 mod error;
 mod files;
+mod patient;
 mod peers;
 mod renew;
 mod trust;

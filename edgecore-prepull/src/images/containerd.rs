@@ -23,9 +23,9 @@ use tonic::transport::Channel;
 
 use crate::images::flushes::Flushes;
 use crate::images::runtime::RuntimeEndpoint;
+pub(crate) use holdings::{Holdings, HoldingsReader, Record};
 #[cfg(test)]
 pub(crate) use holdings::{Snapshot, StoredBlob};
-pub(crate) use holdings::{Holdings, HoldingsReader, Record};
 pub(crate) use labels::{ContentLabels, Labels, of_index, of_manifest, of_unpacked};
 pub(crate) use leases::{LEASE_HEADER, Leases, Owner, of_blob, of_snapshot};
 pub(crate) use manifest::Layer;

@@ -57,6 +57,7 @@ use super::puller::cri::{CriPuller, is_registry_token_alone, unusable};
 use super::puller::{ErrorClass, Present, ProgressSink, PullError, PullRequest, Pulled, Puller, Unpinned};
 use super::rate::Bucket;
 use super::verify::{Verdict, verify};
+use crate::cloud::clock::CloudClock;
 use crate::config::{Amount, DEFAULT_DISK_MIN_FREE, DEFAULT_GC_HIGH_THRESHOLD, Percent};
 use crate::metrics::Metrics;
 pub use mode::{BadFetchMode, FetchMode};
@@ -78,15 +79,19 @@ pub struct FetchSettings {
 impl FetchSettings {
     /// Settings under which every image fits, however full the disk is.
     pub fn whatever_the_disk() -> Self {
-        let room = RoomRules { gc_high_threshold: Percent(100), disk_min_free: Amount::Bytes(0), make_room: false };
+        let room =
+            RoomRules { gc_high_threshold: Percent(100), disk_min_free: Amount::Bytes(0), make_room: false };
         Self { room, ..Self::default() }
     }
 }
 
 impl Default for FetchSettings {
     fn default() -> Self {
-        let room =
-            RoomRules { gc_high_threshold: DEFAULT_GC_HIGH_THRESHOLD, disk_min_free: DEFAULT_DISK_MIN_FREE, make_room: false };
+        let room = RoomRules {
+            gc_high_threshold: DEFAULT_GC_HIGH_THRESHOLD,
+            disk_min_free: DEFAULT_DISK_MIN_FREE,
+            make_room: false,
+        };
         Self { mode: FetchMode::default(), max_rate: None, hosts_dir: None, room }
     }
 }
@@ -122,6 +127,13 @@ impl<P: Puller> Fetching<P> {
     #[must_use]
     pub(crate) fn shared_with(mut self, neighbourhood: Neighbourhood) -> Self {
         self.fetcher.neighbourhood = Some(neighbourhood);
+        self
+    }
+
+    /// Judges by this clock whether certificates of registries are valid.
+    #[must_use]
+    pub(crate) fn with_clock(mut self, clock: Arc<CloudClock>) -> Self {
+        self.fetcher.clock = clock;
         self
     }
 

@@ -1,5 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
+use std::sync::Arc;
+
 use prepull_api::task::ImageOutcome;
 use prepull_window::parse_window;
 
@@ -62,20 +64,28 @@ fn counted_events_and_the_current_session_are_exposed() {
 #[test]
 fn whether_the_nodes_own_windows_are_open_and_until_when_is_told_at_each_look() {
     let metrics = Metrics::default();
+    let clock = Arc::new(CloudClock::default());
+    // Of a year in which clocks are set.
+    let year = 30 * 365 * 24 * 3600;
     let at = |second: u64| {
-        metrics.look_at_windows(UNIX_EPOCH + Duration::from_secs(second));
+        clock.set(Duration::from_secs(year + second));
+        metrics.look_at_windows();
         let counted = &metrics.counted;
         (counted.download_window_open.get(), counted.download_window_change_timestamp_seconds.get())
     };
     assert_eq!(at(0), (0, 0), "nothing is known before the settings are read");
     let windows = ["01:00+4h"].map(|window| parse_window(window).unwrap());
-    metrics.set_windows(Openings::new(&windows, Duration::ZERO, Some("UTC")));
-    assert_eq!(at(0), (0, 3600));
-    assert_eq!(at(3600), (1, 5 * 3600));
-    assert_eq!(at(5 * 3600), (0, 25 * 3600));
+    metrics.set_windows(Openings::new(&windows, Duration::ZERO, Some("UTC")), clock.clone());
+    let change = |second: u64| i64::try_from(year + second).unwrap();
+    assert_eq!(at(0), (0, change(3600)));
+    assert_eq!(at(3600), (1, change(5 * 3600)));
+    assert_eq!(at(5 * 3600), (0, change(25 * 3600)));
+    clock.set(Duration::from_secs(2 * 3600));
+    metrics.look_at_windows();
+    assert_eq!(metrics.counted.download_window_open.get(), 0, "nobody has set the clock");
     // Without windows it may always.
     let metrics = Metrics::default();
-    metrics.set_windows(Openings::always());
+    metrics.set_windows(Openings::always(), Arc::default());
     assert!(metrics.render().contains("edgecore_prepull_download_window_open 1\n"));
 }
 

@@ -46,7 +46,7 @@ pub(crate) use record::RECORD_FORMAT;
 pub use record::{TaskRecord, summary};
 pub use time::{BootTime, Now, WallClock};
 pub use windows::{Counted, NodeClock};
-pub(crate) use windows::{LOOK_AT_CLOCK, OpenClock};
+pub(crate) use windows::{LOOK_AT_CLOCK, OpenClock, timestamp};
 
 /// All tasks of the node.
 #[derive(Debug)]

@@ -158,7 +158,8 @@ mod tests {
 
     #[test]
     fn an_item_that_cannot_be_read_does_not_pass() {
-        let nothing = Readings { disk: Err("no such mount".to_owned()), removable: 0, load: None, memory: None };
+        let nothing =
+            Readings { disk: Err("no such mount".to_owned()), removable: 0, load: None, memory: None };
         for item in [CheckItem::Disk, CheckItem::Cpu, CheckItem::Mem] {
             assert!(!judge(&[item], &Limits::default(), &nothing).passed, "{item:?}");
         }

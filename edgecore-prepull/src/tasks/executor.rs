@@ -39,6 +39,7 @@ use self::image::{ImagePulls, TaskContext};
 use self::leftovers::keep_tidy;
 use self::progress::{ProgressPace, send_progress};
 use self::window::{announce_waits, follow_rate, wait_until};
+use crate::cloud::clock::CloudClock;
 use crate::config::Limits;
 use crate::images::kubelet::{AskReason, KubeletRecords};
 use crate::images::providers::Providers;
@@ -89,6 +90,13 @@ impl<P: Puller> Executor<P> {
         self
     }
 
+    /// Goes by this clock for windows.
+    #[must_use]
+    pub(crate) fn with_clock(mut self, clock: Arc<CloudClock>) -> Self {
+        self.images.clock = clock;
+        self
+    }
+
     /// Counts the tries that fail.
     #[must_use]
     pub(crate) fn counted_in(mut self, metrics: Arc<Metrics>) -> Self {
@@ -134,7 +142,7 @@ impl<P: Puller> Executor<P> {
         let board = ImageBoard::new(&execution.done);
         let mut check = execution.check.clone();
         let mut trouble = None;
-        let wall = self.images.wall;
+        let clock = &*self.images.clock;
         let bucket = Bucket::new(execution.terms.download.max_rate);
         let ending = {
             let carry_out = async {
@@ -142,7 +150,7 @@ impl<P: Puller> Executor<P> {
                     let open = open_images(&execution).map(|(_, image)| image);
                     if !execution.task.checks.is_empty() && !self.images.needs_no_link(open).await {
                         // What is free now says nothing about the time in which the images are pulled.
-                        wait_until(true, control.clone(), wall).await;
+                        wait_until(true, control.clone(), clock).await;
                     }
                     let outcome = self.check(&execution.task.checks, &mut trouble).await;
                     let _ = updates.send(TaskUpdate::Checked(outcome.clone())).await;
@@ -165,8 +173,8 @@ impl<P: Puller> Executor<P> {
                 biased;
                 () = carry_out => Ending::Completed,
                 reason = wait_for_stop(control.clone()) => Ending::Stopped(reason),
-                () = wait_for_deadline(control.clone(), wall) => Ending::DeadlineExceeded,
-                never = announce_waits(control.clone(), &board, wall) => match never {},
+                () = wait_for_deadline(control.clone(), clock) => Ending::DeadlineExceeded,
+                never = announce_waits(control.clone(), &board, clock) => match never {},
                 never = follow_rate(control.clone(), &bucket) => match never {},
                 never = send_progress(&self.pace, &board, &updates) => match never {},
             }

@@ -12,7 +12,6 @@ use std::future::pending;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
-use std::time::SystemTime;
 
 use prepull_api::task::{ImageOutcome, JobUid, TaskId, TaskOutcome};
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, MAX_OPEN_TASKS, Progress, truncate_reason};
@@ -104,7 +103,8 @@ impl<P: Puller> Node<P> {
         let executor = Executor::new(puller.clone(), parallel_pulls, limits)
             .with_credential_providers(providers)
             .with_kubelet_records(KubeletRecords::below(&kubelet_dir))
-            .counted_in(metrics.clone());
+            .counted_in(metrics.clone())
+            .with_clock(hub.clock().clone());
         let mut node = Self {
             agent: Agent::new(max_tasks).with_clock(clock),
             executor: Arc::new(executor),
@@ -174,9 +174,13 @@ impl<P: Puller> Node<P> {
     }
 
     fn handle(&mut self, event: AgentEvent) {
-        for effect in self.agent.handle(event, now()) {
+        for effect in self.agent.handle(event, self.now()) {
             self.perform(effect);
         }
+    }
+
+    fn now(&self) -> Now {
+        Now { monotonic: Instant::now().into_std(), wall: self.hub.clock().wall(), boot: boot_time() }
     }
 
     fn perform(&mut self, effect: AgentEffect) {
@@ -286,7 +290,7 @@ impl<P: Puller> Node<P> {
             TaskUpdate::Progress { images, waits } => {
                 // Progress bypasses the outbox, and is dropped if the link is full: it is outdated a second later.
                 let progress = AgentEvent::Progress(Progress { task, images, waits });
-                for effect in self.agent.handle(progress, now()) {
+                for effect in self.agent.handle(progress, self.now()) {
                     match effect {
                         AgentEffect::Send(message) => link.offer(message),
                         other => self.perform(other),
@@ -319,6 +323,8 @@ impl<P: Puller> Node<P> {
         match event {
             TunnelEvent::Connecting(answer) => self.send_hello(answer),
             TunnelEvent::Connected(welcome) => {
+                // First: it has the time, which all else goes by.
+                self.hub.connect(&welcome);
                 self.metrics.set_connected(true);
                 self.metrics.count_session();
                 self.puller.set_heard(true);
@@ -327,7 +333,6 @@ impl<P: Puller> Node<P> {
                 let telling =
                     welcome.state_interval.map(|every| keep_told(self.puller.clone(), link.clone(), every));
                 self.telling = telling.map(|telling| AbortOnDropHandle::new(tokio::spawn(telling)));
-                self.hub.connect(&welcome);
                 let sharing = welcome.tickets.is_some().then(|| self.hub.clone().keep_telling(link.clone()));
                 self.sharing = sharing.map(|sharing| AbortOnDropHandle::new(tokio::spawn(sharing)));
                 self.handle(AgentEvent::Connected);
@@ -391,10 +396,6 @@ impl<P: Puller> Node<P> {
             let _ = answer.send(describe_node(&*puller, &metrics, max_tasks, open, clock).await);
         });
     }
-}
-
-fn now() -> Now {
-    Now { monotonic: Instant::now().into_std(), wall: SystemTime::now(), boot: boot_time() }
 }
 
 fn boot_time() -> Option<BootTime> {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use prepull_api::credentials::RegistryCredential;
 use prepull_api::image::NormalizedReference;
+use rustls::time_provider::{DefaultTimeProvider, TimeProvider};
 
 use crate::auth::Tokens;
 use crate::error::RegistryError;
@@ -26,6 +27,8 @@ pub struct Settings {
     /// Bytes of each connection that may arrive before anybody has asked for them; `None` for what the kernel thinks best.
     /// It bounds how far a download runs ahead of a reader that is slow on purpose.
     pub receive_buffer: Option<usize>,
+    /// The time by which certificates are valid or not; `None` for this machine's clock.
+    pub time: Option<Arc<dyn TimeProvider>>,
 }
 
 /// A client of registries. Cheap to clone; the clones share connections and tokens.
@@ -43,8 +46,9 @@ pub(crate) struct Shared {
 impl RegistryClient {
     /// Makes a client. It connects to nothing yet.
     pub fn new(settings: Settings) -> Self {
-        let Settings { hosts_dirs, user_agent, proxies, receive_buffer } = settings;
-        let transport = Transport::new(proxies, &user_agent, receive_buffer);
+        let Settings { hosts_dirs, user_agent, proxies, receive_buffer, time } = settings;
+        let time = time.unwrap_or_else(|| Arc::new(DefaultTimeProvider));
+        let transport = Transport::new(proxies, &user_agent, receive_buffer, time);
         let shared = Shared { transport, tokens: Tokens::default() };
         Self { shared: Arc::new(shared), hosts_dirs: hosts_dirs.into() }
     }

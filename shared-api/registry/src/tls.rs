@@ -6,6 +6,7 @@ use std::sync::Arc;
 use ring::digest::{Context, SHA256};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::time_provider::TimeProvider;
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
@@ -67,10 +68,10 @@ impl Tls {
         key
     }
 
-    /// The configuration for rustls. Reads the CAs of the system.
-    pub(crate) fn client_config(&self) -> Result<ClientConfig, RegistryError> {
+    /// The configuration for rustls, in which certificates are valid by this time. Reads the CAs of the system.
+    pub(crate) fn client_config(&self, time: Arc<dyn TimeProvider>) -> Result<ClientConfig, RegistryError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        let builder = ClientConfig::builder_with_details(Arc::clone(&provider), time)
             .with_safe_default_protocol_versions()
             .map_err(|error| unsupported(format!("TLS: {error}")))?;
         let builder = if self.skip_verify {

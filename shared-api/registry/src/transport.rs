@@ -14,6 +14,7 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use rustls::time_provider::TimeProvider;
 use tokio::time::timeout;
 
 use crate::address::Reach;
@@ -47,6 +48,7 @@ pub(crate) struct Transport {
     proxies: Arc<Proxies>,
     user_agent: HeaderValue,
     receive_buffer: Option<usize>,
+    time: Arc<dyn TimeProvider>,
 }
 
 /// A response, and where it is from.
@@ -75,10 +77,15 @@ pub(crate) struct Ask<'a> {
 }
 
 impl Transport {
-    pub(crate) fn new(proxies: Proxies, user_agent: &str, receive_buffer: Option<usize>) -> Self {
+    pub(crate) fn new(
+        proxies: Proxies,
+        user_agent: &str,
+        receive_buffer: Option<usize>,
+        time: Arc<dyn TimeProvider>,
+    ) -> Self {
         let user_agent = HeaderValue::from_str(user_agent);
         let user_agent = user_agent.unwrap_or(HeaderValue::from_static("prepull"));
-        Self { clients: Mutex::default(), proxies: Arc::new(proxies), user_agent, receive_buffer }
+        Self { clients: Mutex::default(), proxies: Arc::new(proxies), user_agent, receive_buffer, time }
     }
 
     /// Asks an endpoint, with the scheme that it has, and follows where it redirects.
@@ -163,7 +170,13 @@ impl Transport {
             return Ok(client.clone());
         }
         let proxies = Arc::clone(&self.proxies);
-        let connector = Connector::new(tls.client_config()?, proxies, reach, dial, self.receive_buffer);
+        let connector = Connector::new(
+            tls.client_config(Arc::clone(&self.time))?,
+            proxies,
+            reach,
+            dial,
+            self.receive_buffer,
+        );
         let mut builder = Client::builder(TokioExecutor::new());
         builder.pool_timer(TokioTimer::new()).pool_idle_timeout(IDLE).pool_max_idle_per_host(MAX_IDLE);
         match self.receive_buffer {

@@ -161,8 +161,7 @@ impl HoldingsReader {
 
     async fn snapshots(&self, snapshotter: &str) -> Result<HashMap<String, Snapshot>, Status> {
         let request = ListSnapshotsRequest { snapshotter: snapshotter.to_owned(), filters: Vec::new() };
-        let mut parts =
-            self.snapshots.clone().list(namespaced(request)).await.map(Response::into_inner)?;
+        let mut parts = self.snapshots.clone().list(namespaced(request)).await.map(Response::into_inner)?;
         let mut snapshots = HashMap::new();
         while let Some(part) = parts.message().await? {
             for info in part.info {

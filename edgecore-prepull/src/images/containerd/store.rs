@@ -22,9 +22,9 @@ use super::labels::{CHILD_LABEL, CONFIG_LABEL, LAYER_LABEL};
 use super::manifest::{Document, Layer, deduplicate};
 use super::namespace::namespaced;
 use super::source::SOURCE_LABEL;
-use super::{to_size, to_wire_size};
 use super::unpack::UNCOMPRESSED_LABEL;
 use super::writer::PEER_REF;
+use super::{to_size, to_wire_size};
 
 /// Largest manifest to read: the OCI distribution specification asks registries to accept manifests up to this size.
 const MAX_MANIFEST: usize = 4 * 1024 * 1024;

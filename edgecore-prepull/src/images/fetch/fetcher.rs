@@ -28,6 +28,7 @@ use super::unpacked::diffs;
 use super::unused::LastUses;
 use super::yielding::yield_to_others;
 use crate::by_key::ByKey;
+use crate::cloud::clock::CloudClock;
 use crate::images::containerd::{
     BlobKind, Containerd, ContentLabels, ContentStore, ContentWriter, HoldingsReader, ImageRecords, Leases,
     Unpacker,
@@ -79,6 +80,7 @@ pub(super) struct Fetcher {
     pub(super) streams: Semaphore,
     /// The client that was needed last.
     client: Mutex<Option<(ClientKey, RegistryClient)>>,
+    pub(super) clock: Arc<CloudClock>,
     pub(super) metrics: Option<Arc<Metrics>>,
     pub(super) neighbourhood: Option<Neighbourhood>,
 }
@@ -111,6 +113,7 @@ impl Fetcher {
             downloads: Downloads::default(),
             streams: Semaphore::new(STREAMS_OF_NODE),
             client: Mutex::default(),
+            clock: Arc::default(),
             metrics: None,
             neighbourhood: None,
             settings,
@@ -131,6 +134,7 @@ impl Fetcher {
             user_agent: concat!("edgecore-prepull/", env!("CARGO_PKG_VERSION")).to_owned(),
             proxies: Proxies::from_env(),
             receive_buffer: key.1,
+            time: Some(self.clock.clone()),
         });
         *client = Some((key, new.clone()));
         new

@@ -101,7 +101,10 @@ impl Fetcher {
                     break;
                 }
                 Verdict::LeftToKubelet => {
-                    tracing::info!(image = reference, "the image takes the disk above --image-gc-high-threshold, from where on the kubelet removes images that nothing needs");
+                    tracing::info!(
+                        image = reference,
+                        "the image takes the disk above --image-gc-high-threshold, from where on the kubelet removes images that nothing needs"
+                    );
                     return Ok(());
                 }
             };
@@ -132,12 +135,21 @@ impl Fetcher {
             Ok(()) => {
                 let unneeded = SystemTime::now().duration_since(*last_needed).unwrap_or_default();
                 let (bytes, days) = (freed.bytes(), unneeded.as_secs() / (24 * 3600));
-                tracing::info!(image = name, id, bytes, days, room_for, "removed an image that nothing needs, to make room");
+                tracing::info!(
+                    image = name,
+                    id,
+                    bytes,
+                    days,
+                    room_for,
+                    "removed an image that nothing needs, to make room"
+                );
                 if let Some(metrics) = &self.metrics {
                     metrics.count_removed(bytes);
                 }
             }
-            Err(error) => tracing::warn!(image = name, id, %error, "an image that nothing needs cannot be removed"),
+            Err(error) => {
+                tracing::warn!(image = name, id, %error, "an image that nothing needs cannot be removed")
+            }
         }
     }
 

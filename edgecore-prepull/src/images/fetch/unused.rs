@@ -104,8 +104,7 @@ pub(super) fn find_unused(
         }
         let top = holdings.blobs.get(&image.id).and_then(|config| config.snapshot.as_deref());
         let created = records().filter_map(|record| record.created).max();
-        let is_new =
-            created.is_none_or(|created| now.duration_since(created).is_ok_and(|age| age < MIN_AGE));
+        let is_new = created.is_none_or(|created| now.duration_since(created).is_ok_and(|age| age < MIN_AGE));
         let is_needed = image.is_pinned
             || records().any(|record| record.is_pinned)
             || image.is_any_of(&listing.used)
@@ -157,8 +156,7 @@ mod tests {
             listing.images.push(ListedImage { id: id.clone(), names: vec![tag.clone()], is_pinned: false });
             for name in [&id, &tag] {
                 let created = Some(at(created * 100));
-                let record =
-                    Record { name: name.clone(), target: target.clone(), is_pinned: false, created };
+                let record = Record { name: name.clone(), target: target.clone(), is_pinned: false, created };
                 holdings.records.push(record);
             }
             let keeps = vec![id.clone(), layer.clone(), "layer-base".to_owned()];

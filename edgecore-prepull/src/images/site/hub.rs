@@ -140,6 +140,11 @@ impl Hub {
         }
     }
 
+    /// The cloud's time.
+    pub(crate) fn clock(&self) -> &Arc<CloudClock> {
+        &self.clock
+    }
+
     /// A session has begun: the cloud is told everything, for it may be another one.
     pub(crate) fn connect(&self, welcome: &Welcome) {
         if let Some(terms) = &welcome.tickets {

@@ -12,6 +12,9 @@ use super::time::Now;
 /// How long a clock on the wall is trusted: it may jump, on a machine without a battery by years.
 pub(crate) const LOOK_AT_CLOCK: Duration = Duration::from_secs(60);
 
+/// 1971: what is before is a clock that nobody has set.
+const FIRST_KNOWN: Timestamp = Timestamp::constant(365 * 24 * 3600, 0);
+
 /// The node's own time zone and windows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeClock {
@@ -53,7 +56,8 @@ impl TaskTerms {
     /// again after a minute.
     pub fn deadline_at(&self, now: Now) -> Instant {
         let Some(Counted { since, openings }) = &self.windows else { return self.deadline };
-        let Some(wall) = timestamp(now.wall) else { return self.deadline };
+        // Nothing opens by a clock that isn't known, so that no time counts.
+        let Some(wall) = timestamp(now.wall) else { return now.after(Duration::MAX) };
         let passed = now.monotonic.saturating_duration_since(*since);
         // By the clock as it is now: what it has said before may have been wrong.
         let Ok(begun) = wall.checked_sub(passed) else { return self.deadline };
@@ -69,16 +73,20 @@ impl TaskTerms {
 
     /// Whether the task may download at this time, and how long that is so.
     pub fn state(&self, wall: SystemTime) -> State {
-        let always = State { is_open: true, until: None };
-        self.windows
-            .as_ref()
-            .zip(timestamp(wall))
-            .map_or(always, |(counted, wall)| counted.openings.state(wall))
+        let Some(Counted { openings, .. }) = &self.windows else {
+            return State { is_open: true, until: None };
+        };
+        let unknown = State { is_open: false, until: Some(FIRST_KNOWN) };
+        timestamp(wall).map_or(unknown, |wall| openings.state(wall))
     }
 
     /// What the task waits for if it may not download at this time.
     pub(crate) fn explain_wait(&self, wall: SystemTime) -> Option<String> {
-        self.windows.as_ref()?.openings.explain(timestamp(wall)?)
+        let Counted { openings, .. } = self.windows.as_ref()?;
+        match timestamp(wall) {
+            Some(wall) => openings.explain(wall),
+            None => Some("waits for its window, and nobody knows the time: the node's clock is not set, and no cloud that tells it was reached yet".to_owned()),
+        }
     }
 }
 
@@ -95,10 +103,12 @@ pub(crate) struct OpenClock {
 impl OpenClock {
     /// Looks at the clock. Returns when the time of the task is over, and when to look again at the latest.
     pub(crate) fn look(&mut self, terms: &TaskTerms, now: Now) -> (Instant, Instant) {
-        let plain = (terms.deadline, terms.deadline);
-        let Some((Counted { since, openings }, wall)) = terms.windows.as_ref().zip(timestamp(now.wall))
-        else {
-            return plain;
+        let Some(Counted { since, openings }) = &terms.windows else {
+            return (terms.deadline, terms.deadline);
+        };
+        let Some(wall) = timestamp(now.wall) else {
+            self.looked = Some((now.monotonic, false));
+            return (now.after(Duration::MAX), now.after(LOOK_AT_CLOCK));
         };
         if self.since == Some(*since) {
             let seen = self.looked.filter(|(_, was_open)| *was_open);
@@ -121,9 +131,9 @@ impl OpenClock {
     }
 }
 
-/// `None` for a time that no calendar has: nothing can be told by such a clock.
-fn timestamp(wall: SystemTime) -> Option<Timestamp> {
-    Timestamp::try_from(wall).ok()
+/// `None` for a time that no calendar has, or that a clock says which nobody has set.
+pub(crate) fn timestamp(wall: SystemTime) -> Option<Timestamp> {
+    Timestamp::try_from(wall).ok().filter(|time| *time >= FIRST_KNOWN)
 }
 
 #[cfg(test)]
@@ -191,8 +201,14 @@ mod tests {
     fn a_clock_that_was_wrong_and_is_right_now_is_believed_now() {
         let begun = Instant::now();
         let terms = terms(begun, 1800);
-        // The board boots in 1970, in the middle of the night.
-        assert!(terms.state(now(begun, 0, "1970-01-01T00:10:00Z").wall).is_open);
+        // The board boots in 1970, in the middle of the night: nobody knows the time.
+        let booted = now(begun, 0, "1970-01-01T00:10:00Z");
+        assert!(!terms.state(booted.wall).is_open);
+        assert!(terms.explain_wait(booted.wall).is_some_and(|why| why.contains("nobody knows the time")));
+        let mut clock = OpenClock::default();
+        let (deadline, look) = clock.look(&terms, now(begun, 7200, "1970-01-01T02:10:00Z"));
+        assert!(deadline > begun + Duration::from_secs(30 * 24 * 3600), "no time counts");
+        assert_eq!(look, begun + Duration::from_secs(7200) + LOOK_AT_CLOCK);
         assert!(!terms.is_over(now(begun, 600, "1970-01-01T00:20:00Z")));
         // Then it learns that it is noon: nothing of that was open.
         let noon = now(begun, 660, "2026-01-10T11:00:00Z");

@@ -6,7 +6,7 @@ use prepull_api::wire::Key;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use super::window::Wall;
+use crate::cloud::clock::CloudClock;
 use crate::tasks::agent::{Now, OpenClock, TaskTerms};
 
 /// Orders that may change while a task runs. The caller that started the task holds the sender of the watch channel.
@@ -44,11 +44,11 @@ pub(super) async fn wait_for_stop(mut control: watch::Receiver<TaskControl>) -> 
 }
 
 /// Waits until the deadline has passed, also if it moves meanwhile, as it does with the clock of a task with windows.
-pub(super) async fn wait_for_deadline(mut control: watch::Receiver<TaskControl>, wall: Wall) {
-    let mut clock = OpenClock::default();
+pub(super) async fn wait_for_deadline(mut control: watch::Receiver<TaskControl>, clock: &CloudClock) {
+    let mut open = OpenClock::default();
     loop {
-        let now = Now { monotonic: Instant::now().into_std(), wall: wall(), boot: None };
-        let (deadline, look) = clock.look(&control.borrow_and_update().terms, now);
+        let now = Now { monotonic: Instant::now().into_std(), wall: clock.wall(), boot: None };
+        let (deadline, look) = open.look(&control.borrow_and_update().terms, now);
         if deadline <= now.monotonic {
             return;
         }

@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{Bytes, ImageOutcome, ImageResult, ImageTask, PullPolicy, TaskId};
@@ -17,8 +17,9 @@ use super::leftovers::Wanted;
 use super::locks::{RecentPull, ReferenceLocks};
 use super::login::pull_with_key;
 use super::pinning::pin;
-use super::window::{Wall, wait_for_other_verification, wait_until, wait_until_closed};
+use super::window::{wait_for_other_verification, wait_until, wait_until_closed};
 use crate::backoff::{self, Backoff};
+use crate::cloud::clock::CloudClock;
 use crate::images::providers::Providers;
 use crate::images::puller::{ErrorClass, Present, PullError, PullTerms, Pulled, Puller};
 use crate::images::rate::Bucket;
@@ -44,7 +45,8 @@ pub(super) struct ImagePulls<P> {
     pub(super) providers: Arc<Providers>,
     /// Source of random numbers from 0 to 1.
     pub(super) random: fn() -> f64,
-    pub(super) wall: Wall,
+    /// What windows open by.
+    pub(super) clock: Arc<CloudClock>,
     parallel: usize,
     /// One permit per pull that may run on the node.
     node_permits: Semaphore,
@@ -76,7 +78,7 @@ impl<P: Puller> ImagePulls<P> {
             puller,
             providers: Arc::default(),
             random: backoff::random,
-            wall: SystemTime::now,
+            clock: Arc::default(),
             parallel,
             node_permits: Semaphore::new(parallel),
             locks: ReferenceLocks::default(),
@@ -180,7 +182,9 @@ impl<P: Puller> ImagePulls<P> {
         for image in images {
             let is_there = match image.policy {
                 PullPolicy::Never => true,
-                PullPolicy::IfNotPresent => matches!(self.puller.look_up(&image.reference).await, Ok(Some(_))),
+                PullPolicy::IfNotPresent => {
+                    matches!(self.puller.look_up(&image.reference).await, Ok(Some(_)))
+                }
                 PullPolicy::Always => false,
             };
             if !is_there {
@@ -216,14 +220,14 @@ impl<P: Puller> ImagePulls<P> {
             // To look at what is there takes no link.
             PullPolicy::Never => {}
             PullPolicy::IfNotPresent => {
-                let is_open = context.control.borrow().terms.state((self.wall)()).is_open;
+                let is_open = context.control.borrow().terms.state(self.clock.wall()).is_open;
                 if !is_open && let Some(present) = self.puller.look_up(&image.reference).await? {
                     return Ok(Some(already_present(present)));
                 }
-                wait_until(true, context.control.clone(), self.wall).await;
+                wait_until(true, context.control.clone(), &self.clock).await;
             }
             // Even by digest: it's asked for at the registry, which may refuse it to the job's credential.
-            PullPolicy::Always => wait_until(true, context.control.clone(), self.wall).await,
+            PullPolicy::Always => wait_until(true, context.control.clone(), &self.clock).await,
         }
         // The lock comes first: an image that waits for another pull of the same reference must not hold a permit that
         // a different image could use.
@@ -264,7 +268,7 @@ impl<P: Puller> ImagePulls<P> {
 
         let download = {
             let terms = &context.control.borrow().terms;
-            if !terms.state((self.wall)()).is_open {
+            if !terms.state(self.clock.wall()).is_open {
                 return Ok(None);
             }
             terms.download.clone()
@@ -290,7 +294,7 @@ impl<P: Puller> ImagePulls<P> {
         let pull = pull_with_key(&*self.puller, &self.providers, image, &key, &asking, terms, &progress);
         let interrupted = async {
             tokio::select! {
-                () = wait_until_closed(&context.control, &arrived, self.wall) => {}
+                () = wait_until_closed(&context.control, &arrived, &self.clock) => {}
                 () = wait_for_other_verification(context.control.clone(), verification) => {}
             }
         };

@@ -11,20 +11,18 @@ use tokio::time::sleep;
 
 use super::board::ImageBoard;
 use super::control::{TaskControl, changed};
+use crate::cloud::clock::CloudClock;
 use crate::images::rate::Bucket;
 use crate::tasks::agent::LOOK_AT_CLOCK;
 
-/// The clock on the wall.
-pub(super) type Wall = fn() -> SystemTime;
-
 /// Waits until the task may download, or until it may not.
-pub(super) async fn wait_until(is_open: bool, mut control: watch::Receiver<TaskControl>, wall: Wall) {
+pub(super) async fn wait_until(is_open: bool, mut control: watch::Receiver<TaskControl>, clock: &CloudClock) {
     loop {
-        let state = control.borrow_and_update().terms.state(wall());
+        let state = control.borrow_and_update().terms.state(clock.wall());
         if state.is_open == is_open {
             return;
         }
-        next_look(&mut control, state.until, wall).await;
+        next_look(&mut control, state.until, clock).await;
     }
 }
 
@@ -33,14 +31,14 @@ pub(super) async fn wait_until(is_open: bool, mut control: watch::Receiver<TaskC
 pub(super) async fn wait_until_closed(
     control: &watch::Receiver<TaskControl>,
     arrived: &watch::Sender<bool>,
-    wall: Wall,
+    clock: &CloudClock,
 ) {
     let mut arrived = arrived.subscribe();
     loop {
         // An error would mean that the sender is gone, which is borrowed here.
         let _ = arrived.wait_for(|arrived| !arrived).await;
         tokio::select! {
-            () = wait_until(false, control.clone(), wall) => return,
+            () = wait_until(false, control.clone(), clock) => return,
             _ = arrived.wait_for(|arrived| *arrived) => {}
         }
     }
@@ -50,27 +48,27 @@ pub(super) async fn wait_until_closed(
 pub(super) async fn announce_waits(
     mut control: watch::Receiver<TaskControl>,
     board: &ImageBoard,
-    wall: Wall,
+    clock: &CloudClock,
 ) -> Infallible {
     loop {
         let (state, waits) = {
             let terms = &control.borrow_and_update().terms;
-            (terms.state(wall()), terms.explain_wait(wall()))
+            (terms.state(clock.wall()), terms.explain_wait(clock.wall()))
         };
         if board.set_waits(waits.unwrap_or_default()) && !state.is_open {
             tracing::info!("nothing is downloaded for this task: it {}", board.waits());
         }
-        next_look(&mut control, state.until, wall).await;
+        next_look(&mut control, state.until, clock).await;
     }
 }
 
 /// Waits until this time, but no longer than the clock is trusted and the terms are the same.
-async fn next_look(control: &mut watch::Receiver<TaskControl>, until: Option<Timestamp>, wall: Wall) {
+async fn next_look(control: &mut watch::Receiver<TaskControl>, until: Option<Timestamp>, clock: &CloudClock) {
     let time_passes = async {
         match until {
             None => std::future::pending().await,
             Some(until) => {
-                let left = SystemTime::from(until).duration_since(wall()).unwrap_or_default();
+                let left = SystemTime::from(until).duration_since(clock.wall()).unwrap_or_default();
                 // A timer may fire a little early.
                 sleep(left.clamp(Duration::from_millis(1), LOOK_AT_CLOCK)).await;
             }

@@ -161,6 +161,7 @@ pub(crate) fn client_with(hosts: &Path, proxies: Proxies) -> RegistryClient {
         user_agent: "test/1".to_owned(),
         proxies,
         receive_buffer: None,
+        time: None,
     })
 }
 

@@ -32,6 +32,7 @@ pub(super) async fn ask_all(
         user_agent: concat!("cloudcore-prepull/", env!("CARGO_PKG_VERSION")).to_owned(),
         proxies: Proxies::from_env(),
         receive_buffer: None,
+        time: None,
     });
     let mut by_registry: HashMap<&str, Vec<(&Question, &HashSet<Platform>)>> = HashMap::new();
     for (question, platforms) in &wanted {

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::images::fetch::flights::Flights;
 use super::*;
+use crate::images::fetch::flights::Flights;
 
 const MIB: u64 = 1 << 20;
-const RULES: RoomRules = RoomRules { gc_high_threshold: Percent(85), disk_min_free: Amount::Percent(10), make_room: false };
+const RULES: RoomRules =
+    RoomRules { gc_high_threshold: Percent(85), disk_min_free: Amount::Percent(10), make_room: false };
 
 fn disk(device: u64, available: u64) -> Disk {
     let path = format!("/{device}");

@@ -1,6 +1,5 @@
 //! Windows, caps and signatures of a task, which may change while it runs.
 
-use std::cell::Cell;
 use std::time::SystemTime;
 
 use prepull_api::download::{Verification, VerificationMode};
@@ -11,25 +10,25 @@ use super::*;
 use crate::tasks::agent::{Agent, AgentEffect, AgentEvent, NodeClock, Now, TaskTerms};
 
 thread_local! {
-    /// When the test began, and what the clock on the wall said then.
-    static BEGUN: Cell<Option<(Instant, SystemTime)>> = const { Cell::new(None) };
+    /// What the node knows of the time.
+    static CLOCK: Arc<CloudClock> = Arc::default();
 }
 
 /// It is this time of day now, UTC.
 fn set_clock(time: &str) {
     let time: jiff::Timestamp = format!("2026-01-10T{time}Z").parse().unwrap();
-    BEGUN.set(Some((Instant::now(), time.into())));
+    let since = time.duration_since(jiff::Timestamp::UNIX_EPOCH);
+    CLOCK.with(|clock| clock.set(Duration::try_from(since).unwrap()));
 }
 
 fn wall() -> SystemTime {
-    let (begun, time) = BEGUN.get().unwrap();
-    time + begun.elapsed()
+    CLOCK.with(|clock| clock.wall())
 }
 
 fn executor(fake: &Arc<Fake>) -> Arc<Executor<Fake>> {
     let mut executor = Executor::new(fake.clone(), NonZeroUsize::new(2).unwrap(), Limits::default());
     executor.images.random = || 1.0;
-    executor.images.wall = wall;
+    executor.images.clock = CLOCK.with(Arc::clone);
     Arc::new(executor)
 }
 
@@ -149,7 +148,8 @@ async fn what_is_present_waits_for_no_window() {
     assert_eq!((outcomes(&end), begun.elapsed().as_secs()), (vec![Already], 0));
 
     // Beside one that is missing, whose room is looked for when its window opens.
-    let mut mixed = windowed(vec![present(), image("gone", PullPolicy::IfNotPresent, 0)], 300, &["01:00+1h UTC"]);
+    let mut mixed =
+        windowed(vec![present(), image("gone", PullPolicy::IfNotPresent, 0)], 300, &["01:00+1h UTC"]);
     mixed.task.checks.clear();
     let mut run = start(&executor(&fake), mixed);
     let ended = async {
