@@ -13,7 +13,7 @@ use crate::parts;
 use crate::place::unmount_below;
 
 /// Enough for some images and the smallest xfs there is. Only what is written takes room.
-pub(crate) const SIZE: u64 = 512 * 1024 * 1024;
+pub const SIZE: u64 = 512 * 1024 * 1024;
 /// Calls `GOINGDOWN` of the file system of a directory, with the flag that its journal is not written. Such a call is
 /// unsafe code in Rust, and no program of Debian's base makes it.
 const SHUT_DOWN: &str = r#"open(my $dir, "<", $ARGV[0]) or die "$ARGV[0]: $!\n";

@@ -58,7 +58,8 @@ async fn a_release_opens_its_gate_once_it_is_pulled() -> Result<()> {
     let release = async |version: &str, nodes: usize| {
         let image = format!("harbor.example/app:{version}");
         let nodes = &fleet.names()[..nodes];
-        cluster.job("app").images([image]).on(nodes).concurrency(100).apply().await
+        let job = cluster.job("app").images([image]).on(nodes).concurrency(100).build();
+        cluster.apply_job(&serde_json::to_string(&job)?).await
     };
     let gate = async || {
         let open = ["wait", "--for=condition=Complete", "ippj/app", "--timeout=120s"];

@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use prepull_e2e::disk::Disk;
+use prepull_e2e::disk::{Disk, SIZE};
 use prepull_e2e::prelude::*;
 use tokio::process::Child;
 use tokio::time::timeout;
@@ -117,7 +117,7 @@ async fn a_disk_that_refuses_fails_the_attempt() -> Result<()> {
     // The process sees a dead disk where containerd has its layers.
     let dead = hand.containerd.dir().join("dead");
     std::fs::create_dir(&dead)?;
-    let disk = Disk::mount(Format::Ext4, 1 << 30, hand.containerd.dir(), &dead).await?;
+    let disk = Disk::mount(Format::Ext4, SIZE, hand.containerd.dir(), &dead).await?;
     disk.cut_power()?;
     let layers = hand.containerd.root().join("io.containerd.snapshotter.v1.overlayfs");
     let script = r#"mount --bind "$1" "$2" && shift 2 && exec "$@""#;

@@ -12,7 +12,6 @@ use prepull_api::task::Bytes;
 use prepull_registry::manifest::Descriptor;
 use prepull_registry::{Proxies, RegistryClient, Repository, Settings as ClientSettings};
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
-use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 use super::FetchSettings;
