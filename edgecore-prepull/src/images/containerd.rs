@@ -6,7 +6,6 @@
 mod holdings;
 mod labels;
 mod leases;
-mod manifest;
 mod namespace;
 mod pins;
 mod records;
@@ -28,11 +27,10 @@ pub(crate) use holdings::{Holdings, HoldingsReader, Record};
 pub(crate) use holdings::{Snapshot, StoredBlob};
 pub(crate) use labels::{ContentLabels, Labels, of_index, of_manifest, of_unpacked};
 pub(crate) use leases::{LEASE_HEADER, Leases, Owner, of_blob, of_snapshot};
-pub(crate) use manifest::Layer;
 pub(crate) use pins::Pins;
 pub(crate) use records::ImageRecords;
 pub(crate) use source::Source;
-pub(crate) use store::{ContentStore, Ingest, StoredManifest};
+pub(crate) use store::{ContentStore, Ingest};
 pub(crate) use unpack::{Unpack, Unpacker};
 pub(crate) use writer::{Blob, BlobKind, ContentWriter, PartialBlob, WriteError};
 

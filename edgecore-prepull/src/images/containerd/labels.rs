@@ -16,9 +16,9 @@ use super::source::Source;
 /// Label of a manifest with the digest of its configuration.
 pub(super) const CONFIG_LABEL: &str = "containerd.io/gc.ref.content.config";
 /// Label of an index with the digest of one of its manifests; a number follows.
-pub(super) const CHILD_LABEL: &str = "containerd.io/gc.ref.content.m.";
+const CHILD_LABEL: &str = "containerd.io/gc.ref.content.m.";
 /// Label of a manifest with the digest of one of its layers; a number follows.
-pub(super) const LAYER_LABEL: &str = "containerd.io/gc.ref.content.l.";
+const LAYER_LABEL: &str = "containerd.io/gc.ref.content.l.";
 /// Label of a configuration with the snapshot of the highest layer; the name of the snapshotter follows.
 pub(super) const SNAPSHOT_LABEL: &str = "containerd.io/gc.ref.snapshot.";
 /// Longest wait for one answer: it is one write into containerd's database.

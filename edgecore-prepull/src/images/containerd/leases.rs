@@ -45,6 +45,8 @@ const MAX_OTHERS: usize = 32;
 
 /// How the type of a snapshot begins among the resources of a lease. The name of its snapshotter follows.
 const SNAPSHOTS: &str = "snapshots/";
+/// The type of a blob there.
+const CONTENT: &str = "content";
 
 /// For whom leases are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -192,14 +194,25 @@ impl Leases {
     /// two processes that pull one image by hand have one lease, and what is half unpacked may be the other's. The agent has
     /// one pull of an image at a time.
     pub(crate) async fn half_unpacked(&self, lease: &MetadataValue<Ascii>) -> Vec<(String, String)> {
-        let Some(id) = lease.to_str().ok().filter(|_| self.owner == Owner::Agent) else { return Vec::new() };
-        let request = namespaced(ListResourcesRequest { id: id.to_owned() });
-        let Ok(Ok(answer)) = timeout(PATIENCE, self.client.clone().list_resources(request)).await else {
+        if self.owner == Owner::Person {
             return Vec::new();
-        };
-        let half = answer.into_inner().resources.into_iter().filter(|resource| is_extraction(&resource.id));
+        }
+        let resources = self.resources(lease).await.unwrap_or_default();
+        let half = resources.into_iter().filter(|resource| is_extraction(&resource.id));
         half.filter_map(|Resource { id, r#type }| Some((r#type.strip_prefix(SNAPSHOTS)?.to_owned(), id)))
             .collect()
+    }
+
+    /// Digests of the blobs that a lease keeps. `None` without an answer.
+    pub(crate) async fn blobs(&self, lease: &MetadataValue<Ascii>) -> Option<Vec<String>> {
+        let resources = self.resources(lease).await?.into_iter();
+        Some(resources.filter(|resource| resource.r#type == CONTENT).map(|resource| resource.id).collect())
+    }
+
+    async fn resources(&self, lease: &MetadataValue<Ascii>) -> Option<Vec<Resource>> {
+        let request = namespaced(ListResourcesRequest { id: lease.to_str().ok()?.to_owned() });
+        let answer = timeout(PATIENCE, self.client.clone().list_resources(request)).await.ok()?;
+        Some(answer.ok()?.into_inner().resources)
     }
 
     async fn create(&self, id: &str) -> bool {

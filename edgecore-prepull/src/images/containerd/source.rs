@@ -1,7 +1,7 @@
 //! Where content is from, as containerd labels it.
 
 /// Label that lists the repositories of a host in which a blob was found; the host follows.
-pub(super) const SOURCE_LABEL: &str = "containerd.io/distribution.source";
+const SOURCE_LABEL: &str = "containerd.io/distribution.source";
 
 /// A normalised reference, split as containerd's labels name repositories.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,10 +22,6 @@ impl Source {
         // containerd cuts the host at the first colon, so its labels lack the port.
         let host = host.split_once(':').map_or(host, |(host, _port)| host);
         Self { host: host.to_owned(), path: path.to_owned(), digest }
-    }
-
-    pub(crate) fn repository(&self) -> String {
-        format!("{}/{}", self.host, self.path)
     }
 
     /// The label of what was fetched from the repository.

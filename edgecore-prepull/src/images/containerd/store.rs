@@ -11,15 +11,15 @@ use containerd_client::services::v1::images_client::ImagesClient;
 use containerd_client::services::v1::snapshots::snapshots_client::SnapshotsClient;
 use containerd_client::services::v1::snapshots::{Kind as SnapshotKind, StatSnapshotRequest};
 use containerd_client::services::v1::{
-    GetImageRequest, Info, InfoRequest, ListContentRequest, ListStatusesRequest, ReadContentRequest,
+    GetImageRequest, InfoRequest, ListContentRequest, ListStatusesRequest, ReadContentRequest,
 };
 use prepull_api::task::Bytes;
+use prepull_registry::manifest::{Descriptor, Index, Manifest};
 use tokio::time::timeout;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use super::labels::{CHILD_LABEL, CONFIG_LABEL, LAYER_LABEL};
-use super::manifest::{Document, Layer, deduplicate};
+use super::labels::CONFIG_LABEL;
 use super::namespace::namespaced;
 use super::source::SOURCE_LABEL;
 use super::unpack::UNCOMPRESSED_LABEL;
@@ -40,24 +40,6 @@ pub(crate) struct Ingest {
     pub(crate) offset: u64,
     /// Time of the last write. `None` if containerd does not tell it.
     pub(crate) last_write: Option<SystemTime>,
-}
-
-/// A manifest or index that is in the store as a whole.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct StoredManifest {
-    /// Its own digest, `sha256:…`.
-    pub(crate) digest: String,
-    /// Digests of the manifests that an index lists. Empty for a manifest.
-    pub(crate) children: Vec<String>,
-}
-
-/// What the store has of a repository.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Candidates {
-    /// Manifests and indexes that a pull may be about.
-    pub(crate) manifests: Vec<StoredManifest>,
-    /// Whether there is any manifest or index of the repository, however old.
-    pub(crate) has_content: bool,
 }
 
 /// Reader of containerd's content and image services.
@@ -116,22 +98,24 @@ impl ContentStore {
     }
 
     /// Lists the layers below a manifest or an index, each once. `None` while the manifest is not in the store.
-    pub(crate) async fn layers(&self, digest: &str) -> Option<Vec<Layer>> {
-        let layers = match self.document(digest).await? {
-            Document::Manifest(layers) => layers,
-            Document::Index(manifests) => {
+    pub(crate) async fn layers(&self, digest: &str) -> Option<Vec<Descriptor>> {
+        let text = self.read(digest).await?;
+        let manifest = match Index::parse(&text).ok()?.manifests {
+            none if none.is_empty() => Manifest::parse(&text).ok()?,
+            manifests => {
                 // Of an index, only the manifest of this platform is fetched: it is the one in the store.
                 let mut found = None;
                 for manifest in manifests {
-                    if let Some(Document::Manifest(layers)) = self.document(&manifest).await {
-                        found = Some(layers);
+                    let text = self.read(&manifest.digest).await;
+                    found = text.and_then(|text| Manifest::parse(&text).ok());
+                    if found.is_some() {
                         break;
                     }
                 }
                 found?
             }
         };
-        let layers = deduplicate(layers);
+        let layers = manifest.distinct_layers();
         (!layers.is_empty()).then_some(layers)
     }
 
@@ -152,38 +136,24 @@ impl ContentStore {
         self.ok(answer).is_some()
     }
 
-    /// Lists the manifests and indexes of a repository that a pull begun at `since` may be about: those that are new;
-    /// or, if the pull resumes an earlier one, those whose layers are being written.
-    pub(crate) async fn candidates(
-        &self,
-        host: &str,
-        path: &str,
-        since: SystemTime,
-        ingests: &HashMap<String, Ingest>,
-    ) -> Option<Candidates> {
-        let source = format!("{SOURCE_LABEL}.{host}");
-        // The store may hold thousands of blobs: let containerd select the manifests and indexes of this host.
-        let filters = [CONFIG_LABEL, &format!("{CHILD_LABEL}0")]
-            .map(|label| format!("labels.\"{source}\",labels.\"{label}\""))
-            .to_vec();
+    /// Finds the manifest among these blobs, and of several the one that is there since last: a tag may have moved since an
+    /// earlier attempt. `Some(None)` if there is none, and `None` without an answer.
+    pub(crate) async fn find_manifest(&self, digests: &[String]) -> Option<Option<String>> {
+        if digests.is_empty() {
+            return Some(None);
+        }
+        let filter = |digest: &String| format!("digest=={digest},labels.\"{CONFIG_LABEL}\"");
+        let filters = digests.iter().map(filter).collect();
         let answer = self.content.clone().list(namespaced(ListContentRequest { filters })).await;
         let mut parts = self.ok(answer)?.into_inner();
-        let (mut new, mut resumed, mut has_content) = (Vec::new(), Vec::new(), false);
+        let mut newest: Option<(Option<SystemTime>, String)> = None;
         while let Some(part) = self.ok(parts.message().await)? {
-            for info in part.info.into_iter().filter(|info| is_of_repository(info, &source, path)) {
-                has_content = true;
-                if is_new_since(&info, since) {
-                    new.push(to_stored_manifest(info));
-                } else if is_being_fetched_since(&info, since, ingests) {
-                    resumed.push(to_stored_manifest(info));
-                }
-            }
+            let found = part.info.into_iter();
+            let found =
+                found.map(|info| (to_time(info.created_at.map(|at| (at.seconds, at.nanos))), info.digest));
+            newest = found.chain(newest).max();
         }
-        Some(Candidates { manifests: if new.is_empty() { resumed } else { new }, has_content })
-    }
-
-    async fn document(&self, digest: &str) -> Option<Document> {
-        Document::parse(&self.read(digest).await?)
+        Some(newest.map(|(_, digest)| digest))
     }
 
     /// Reads a manifest, an index or a configuration. `None` if it is not in the store, or too large.
@@ -248,65 +218,9 @@ fn to_time(since_1970: Option<(i64, i32)>) -> Option<SystemTime> {
     Some(UNIX_EPOCH + Duration::new(u64::try_from(seconds).ok()?, u32::try_from(nanos).ok()?))
 }
 
-fn is_of_repository(info: &Info, source: &str, path: &str) -> bool {
-    // The label lists every repository of that host in which the blob was found.
-    info.labels.get(source).is_some_and(|found| found.split(',').any(|repository| repository == path))
-}
-
-fn is_new_since(info: &Info, since: SystemTime) -> bool {
-    let times = [&info.created_at, &info.updated_at];
-    let mut times = times.into_iter().filter_map(|at| to_time(at.as_ref().map(|at| (at.seconds, at.nanos))));
-    times.any(|at| at >= since)
-}
-
-fn is_being_fetched_since(info: &Info, since: SystemTime, ingests: &HashMap<String, Ingest>) -> bool {
-    let layers = info.labels.iter().filter(|(label, _)| label.starts_with(LAYER_LABEL));
-    let mut writes = layers.filter_map(|(_, digest)| ingests.get(digest)?.last_write);
-    writes.any(|last| last >= since)
-}
-
-fn to_stored_manifest(info: Info) -> StoredManifest {
-    let children = info.labels.into_iter().filter(|(label, _)| label.starts_with(CHILD_LABEL));
-    StoredManifest { digest: info.digest, children: children.map(|(_, digest)| digest).collect() }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn info(repositories: &str, created: i64) -> Info {
-        let mut info = Info { digest: "sha256:m".to_owned(), ..Info::default() };
-        info.labels.insert("source".to_owned(), repositories.to_owned());
-        info.labels.insert(format!("{CHILD_LABEL}0"), "sha256:child".to_owned());
-        info.labels.insert(format!("{LAYER_LABEL}0"), "sha256:layer".to_owned());
-        info.created_at.get_or_insert_default().seconds = created;
-        // containerd 1.6 reports the year 1.
-        info.updated_at.get_or_insert_default().seconds = -62_135_596_800;
-        info
-    }
-
-    #[test]
-    fn a_candidate_carries_the_repository_in_its_source_label() {
-        assert!(is_of_repository(&info("other,team/app", 0), "source", "team/app"));
-        assert!(!is_of_repository(&info("team/app2", 0), "source", "team/app"));
-        assert!(!is_of_repository(&info("team/app", 0), "elsewhere", "team/app"));
-        assert_eq!(to_stored_manifest(info("team/app", 0)).children, ["sha256:child"]);
-    }
-
-    #[test]
-    fn a_candidate_is_new_or_its_layers_are_being_written() {
-        let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
-        assert!(is_new_since(&info("a", 100), at(100)));
-        assert!(!is_new_since(&info("a", 99), at(100)));
-        let ingests =
-            |last_write| HashMap::from([("sha256:layer".to_owned(), Ingest { offset: 1, last_write })]);
-        assert!(is_being_fetched_since(&info("a", 1), at(100), &ingests(Some(at(100)))));
-        assert!(
-            !is_being_fetched_since(&info("a", 1), at(100), &ingests(Some(at(99)))),
-            "the leftover of an abandoned pull"
-        );
-        assert!(!is_being_fetched_since(&info("a", 1), at(100), &HashMap::new()));
-    }
 
     #[test]
     fn the_ref_of_an_ingest_contains_the_digest() {

@@ -73,14 +73,15 @@ impl CriPuller {
     fn of(endpoint: RuntimeEndpoint, owner: Owner) -> Self {
         let channel = endpoint.connect_lazily();
         let content = Arc::new(ContentStore::new(channel.clone()));
+        let leases = Arc::new(Leases::new(channel.clone(), owner));
         Self {
             endpoint,
             images: ImageServiceClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE),
             runtime: RuntimeServiceClient::new(channel.clone()),
-            watcher: Arc::new(PullWatcher::new(Arc::clone(&content))),
+            watcher: Arc::new(PullWatcher::new(Arc::clone(&content), Arc::clone(&leases))),
             content,
             pins: Arc::new(Pins::new(channel.clone())),
-            leases: Arc::new(Leases::new(channel.clone(), owner)),
+            leases,
             flushes: Arc::default(),
             channel,
         }
@@ -102,7 +103,8 @@ impl CriPuller {
     /// are real, which cannot wait for minutes.
     #[must_use]
     pub fn with_stall_limit(self, limit: Duration) -> Self {
-        let watcher = PullWatcher::new(Arc::clone(&self.content)).with_stall_limit(limit);
+        let watcher = PullWatcher::new(Arc::clone(&self.content), Arc::clone(&self.leases));
+        let watcher = watcher.with_stall_limit(limit);
         Self { watcher: Arc::new(watcher), ..self }
     }
 
@@ -174,16 +176,16 @@ impl Puller for CriPuller {
             auth: credential.map(to_auth_config),
             sandbox_config: sandbox.map(to_sandbox_config),
         });
-        if let Some(lease) = self.leases.acquire(fetched_for.unwrap_or(reference)).await {
+        let lease = self.leases.acquire(fetched_for.unwrap_or(reference)).await;
+        if let Some(lease) = lease.clone() {
             request.metadata_mut().insert(LEASE_HEADER, lease);
         }
         let mut images = self.images.clone();
-        let watch = self.watcher.watch(reference);
         let stalled = async {
-            match fetched_for {
-                None => watch.report_until_stalled(progress).await,
-                // Nothing arrives any more, and whoever has fetched it knows how much there is.
-                Some(_) => std::future::pending().await,
+            // Of what was fetched before, nothing arrives any more.
+            match lease.filter(|_| fetched_for.is_none()) {
+                Some(lease) => self.watcher.watch(lease).report_until_stalled(progress).await,
+                None => std::future::pending().await,
             }
         };
         let image_ref = tokio::select! {
@@ -208,7 +210,6 @@ impl Puller for CriPuller {
         let ((), digest, id) =
             tokio::join!(release, self.find_digest(reference), self.find_id(reference, &image_ref));
         let Some(digest) = digest else { return Ok(Pulled { id, warning, ..Pulled::default() }) };
-        watch.set_digest(&digest);
         let bytes = self.content.image_size(&digest).await;
         Ok(Pulled { digest: Some(digest), id, bytes, warning, ..Pulled::default() })
     }

@@ -1,19 +1,16 @@
 //! Progress in bytes of a pull by the runtime, and detection of a stalled download, from containerd's content store.
 //!
 //! CRI reports nothing while it pulls. containerd's own API lists every blob that is being written, but not the image
-//! that a blob belongs to. The layers of the image are found in this order:
+//! that a blob belongs to. Our lease of the pull knows: it keeps what the pull has fetched, or found.
 //!
 //! ```text
-//! reference ─▶ manifest of its repository that is new, or whose layers are being fetched, since the pull began
-//!           ─▶ (of an index: the manifest of this platform) ─▶ layers
+//! lease ─▶ manifest among its blobs ─▶ layers
 //!   done  = layers in the store + bytes of those being written
 //!   total = the sizes in the manifest
 //! ```
 //!
-//! While two pulls of one repository cannot be told apart, neither reports bytes: no number is better than that of
-//! another image. A runtime without this API (CRI-O) pulls just as well, and reports no bytes.
+//! A runtime without this API (CRI-O) pulls just as well, and reports no bytes. What the agent fetches isn't watched here.
 
-mod claims;
 mod stall;
 
 use std::collections::HashMap;
@@ -22,12 +19,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
 use prepull_api::task::Bytes;
+use prepull_registry::manifest::Descriptor;
 use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep, timeout};
+use tonic::metadata::{Ascii, MetadataValue};
 
-use self::claims::{Claim, Claims};
 use self::stall::{LIMIT, Stage, StallDetector};
-use crate::images::containerd::{ContentStore, Ingest, Layer, Source};
+use crate::images::containerd::{ContentStore, Ingest, Leases};
 use crate::images::puller::ProgressSink;
 
 /// Interval between two looks at the content store: progress goes to the cloud once a second at most.
@@ -42,11 +40,11 @@ const THOROUGH: u32 = 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stalled(pub(super) Duration);
 
-/// Watches pulls, and knows which manifest belongs to which of them.
+/// Watches pulls by the runtime.
 #[derive(Debug)]
 pub(super) struct PullWatcher {
     store: Arc<ContentStore>,
-    claims: Claims,
+    leases: Arc<Leases>,
     /// Whether anybody wants to know of progress.
     heard: watch::Sender<bool>,
     /// The last list of blobs, which all pulls share.
@@ -60,10 +58,10 @@ pub(super) struct PullWatcher {
 type Ingests = Arc<HashMap<String, Ingest>>;
 
 impl PullWatcher {
-    pub(super) fn new(store: Arc<ContentStore>) -> Self {
+    pub(super) fn new(store: Arc<ContentStore>, leases: Arc<Leases>) -> Self {
         Self {
             store,
-            claims: Claims::default(),
+            leases,
             heard: watch::Sender::new(true),
             last: Mutex::default(),
             stall_limit: LIMIT,
@@ -76,11 +74,9 @@ impl PullWatcher {
         Self { stall_limit, ..self }
     }
 
-    /// Begins to watch a pull. Call it before the pull begins: manifests that are older count as another image's.
-    pub(super) fn watch(&self, reference: &str) -> PullWatch<'_> {
-        let name = Source::of_reference(reference);
-        let claim = self.claims.enter(&name.repository(), name.digest.as_deref());
-        PullWatch { watcher: self, name, claim, begun: SystemTime::now() }
+    /// Begins to watch a pull that has this lease.
+    pub(super) fn watch(&self, lease: MetadataValue<Ascii>) -> PullWatch<'_> {
+        PullWatch { watcher: self, lease, begun: SystemTime::now() }
     }
 
     /// Sets whether anybody wants to know of progress.
@@ -136,8 +132,7 @@ impl Drop for OpenLayers<'_> {
 #[derive(Debug)]
 pub(super) struct PullWatch<'a> {
     watcher: &'a PullWatcher,
-    name: Source,
-    claim: Claim<'a>,
+    lease: MetadataValue<Ascii>,
     begun: SystemTime,
 }
 
@@ -148,8 +143,8 @@ impl PullWatch<'_> {
         let mut layers: Option<Vec<LayerProgress>> = None;
         let mut stall = StallDetector::new(self.begun, self.watcher.stall_limit, Instant::now());
         let mut open = OpenLayers { all: &self.watcher.open, own: 0 };
-        // Whether the repository has content from before, so that the runtime may be unpacking it.
-        let mut has_content = true;
+        // Without an answer the runtime may be unpacking.
+        let mut is_resolving = false;
         for look in 0_u32.. {
             self.watcher.wait_for_next_look().await;
             if store.is_unsupported() {
@@ -158,17 +153,18 @@ impl PullWatch<'_> {
             let Some(ingests) = self.watcher.ingests().await else { continue };
             let thorough = look < THOROUGH || look.is_multiple_of(THOROUGH);
             if layers.is_none() && thorough {
-                match self.find_layers(&ingests).await {
-                    Found::Layers(found) => {
-                        layers = Some(found.into_iter().map(LayerProgress::new).collect());
+                match self.find_manifest().await {
+                    Some(None) => is_resolving = true,
+                    Some(Some(manifest)) => {
+                        is_resolving = false;
+                        let found = store.layers(&manifest).await;
+                        layers = found.map(|found| found.into_iter().map(LayerProgress::new).collect());
                     }
-                    Found::Content => has_content = true,
-                    Found::Nothing => has_content = false,
-                    Found::NoAnswer => {}
+                    None => {}
                 }
             }
             let stage = match &mut layers {
-                None => Stage::Resolving { may_unpack: has_content },
+                None => Stage::Resolving { may_unpack: !is_resolving },
                 Some(layers) => {
                     for layer in layers.iter_mut() {
                         let ingest = ingests.get(&layer.layer.digest);
@@ -192,46 +188,16 @@ impl PullWatch<'_> {
         std::future::pending().await
     }
 
-    async fn find_layers(&self, ingests: &HashMap<String, Ingest>) -> Found {
-        let store = &self.watcher.store;
-        let mut content = false;
-        if self.claim.digest().is_none() {
-            let Source { host, path, digest: _ } = &self.name;
-            let Some(found) = store.candidates(host, path, self.begun, ingests).await else {
-                return Found::NoAnswer;
-            };
-            content = found.has_content;
-            self.claim.resolve(&found.manifests);
-        }
-        let layers = match self.claim.digest() {
-            Some(digest) => store.layers(&digest).await,
-            None => None,
-        };
-        match layers {
-            Some(layers) => Found::Layers(layers),
-            None if content => Found::Content,
-            None => Found::Nothing,
-        }
+    /// The manifest that the pull has found. `Some(None)` while it hasn't, and `None` without an answer.
+    async fn find_manifest(&self) -> Option<Option<String>> {
+        let blobs = self.watcher.leases.blobs(&self.lease).await?;
+        self.watcher.store.find_manifest(&blobs).await
     }
-
-    /// Records the manifest that the pull got, so that no other pull takes it for its own.
-    pub(super) fn set_digest(&self, digest: &str) {
-        self.claim.set_digest(digest);
-    }
-}
-
-/// What the content store has of an image whose layers are searched for.
-enum Found {
-    Layers(Vec<Layer>),
-    /// Something of the repository, which may be this image.
-    Content,
-    Nothing,
-    NoAnswer,
 }
 
 #[derive(Debug)]
 struct LayerProgress {
-    layer: Layer,
+    layer: Descriptor,
     /// Whether the layer is in the store as a whole.
     whole: bool,
     /// Bytes of the layer that have been written; counts only while it is not whole.
@@ -243,7 +209,7 @@ struct LayerProgress {
 }
 
 impl LayerProgress {
-    fn new(layer: Layer) -> Self {
+    fn new(layer: Descriptor) -> Self {
         Self { layer, whole: false, written: 0, is_written: false, has_begun: false }
     }
 
@@ -290,10 +256,13 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+    use crate::images::containerd::Owner;
 
     #[test]
     fn done_counts_whole_layers_and_the_written_part_of_others() {
-        let layer = |size| LayerProgress::new(Layer { digest: format!("sha256:{size}"), size });
+        let layer = |size| {
+            LayerProgress::new(Descriptor { digest: format!("sha256:{size}"), size, ..Descriptor::default() })
+        };
         let mut layers = [layer(100), layer(50), layer(7)];
         assert_eq!(add_up(&layers), Bytes { done: 0, total: 157 });
         layers[0].whole = true;
@@ -313,7 +282,7 @@ mod tests {
     fn a_layer_has_begun_when_this_pull_has_written_to_it() {
         let since = SystemTime::UNIX_EPOCH + POLL;
         let looks = |looks: &[Option<(u64, SystemTime)>]| {
-            let mut layers = [LayerProgress::new(Layer { digest: "sha256:1".to_owned(), size: 100 })];
+            let mut layers = [LayerProgress::new(Descriptor { size: 100, ..Descriptor::default() })];
             for look in looks {
                 let ingest = look.map(|(offset, at)| Ingest { offset, last_write: Some(at) });
                 layers[0].observe(ingest.as_ref(), since);
@@ -334,7 +303,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn looks_are_rare_while_nobody_listens() {
         let channel = tonic::transport::Endpoint::from_static("http://nobody.invalid").connect_lazy();
-        let watcher = Arc::new(PullWatcher::new(Arc::new(ContentStore::new(channel))));
+        let leases = Arc::new(Leases::new(channel.clone(), Owner::Agent));
+        let watcher = Arc::new(PullWatcher::new(Arc::new(ContentStore::new(channel)), leases));
         let took = async || {
             let begun = Instant::now();
             watcher.wait_for_next_look().await;
