@@ -3,14 +3,22 @@
 //! SIGKILL leaves the page cache, and with it everything that was written, so that a killed process cannot show what a
 //! power cut loses. Here the file system itself is shut down, without writing its journal first: what it had not written
 //! by then is gone. The disk is then copied, as another process may still hold the old one, and the copy goes on.
+//!
+//! That shows what is lost at the moment of the cut. [`recorder`] shows every other moment: it notes each write while a
+//! disk is used, and what the disk was after any of them can be mounted afterwards.
+
+mod recorder;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
+use self::recorder::Recorder;
+use crate::chance::Chance;
 use crate::parts;
 use crate::place::unmount_below;
+pub use recorder::Recording;
 
 /// Enough for some images and the smallest xfs there is. Only what is written takes room.
 pub const SIZE: u64 = 512 * 1024 * 1024;
@@ -64,25 +72,71 @@ pub struct Disk {
     root: PathBuf,
     /// How often its power was cut.
     cuts: u32,
+    /// Notes what is written.
+    recorder: Option<Recorder>,
 }
 
 impl Disk {
     /// Makes a disk of this many bytes in the directory, and mounts it over `root`.
     pub async fn mount(format: Format, size: u64, dir: &Path, root: &Path) -> Result<Self> {
-        let disk = Self { format, file: dir.join("disk-0"), root: root.to_owned(), cuts: 0 };
-        std::fs::File::create_new(&disk.file)?.set_len(size)?;
-        let [maker, quiet] = format.maker();
-        let mut command = Command::new(maker);
-        command.arg(quiet).arg(&disk.file);
-        parts::output(command).await?;
-        disk.attach().await?;
+        let disk = Self::make(format, size, dir, root).await?;
+        disk.attach(&disk.file).await?;
         Ok(disk)
     }
 
-    async fn attach(&self) -> Result<()> {
+    /// The same, and all that is written from now on is recorded.
+    pub async fn record(format: Format, dir: &Path, root: &Path) -> Result<Self> {
+        let mut disk = Self::make(format, SIZE, dir, root).await?;
+        let recorder = disk.recorder.insert(Recorder::start(&disk.file)?);
+        let shown = recorder.file();
+        disk.attach(&shown).await?;
+        Ok(disk)
+    }
+
+    async fn make(format: Format, size: u64, dir: &Path, root: &Path) -> Result<Self> {
+        let file = dir.join("disk-0");
+        std::fs::File::create_new(&file)?.set_len(size)?;
+        let [maker, quiet] = format.maker();
+        let mut command = Command::new(maker);
+        command.arg(quiet).arg(&file);
+        parts::output(command).await?;
+        Ok(Self { format, file, root: root.to_owned(), cuts: 0, recorder: None })
+    }
+
+    async fn attach(&self, file: &Path) -> Result<()> {
         let mut command = Command::new("mount");
-        command.args(["-o", self.format.options()]).arg(&self.file).arg(&self.root);
+        command.args(["-o", self.format.options()]).arg(file).arg(&self.root);
         parts::output(command).await.map(drop)
+    }
+
+    /// Number of writes and flushes that were recorded so far.
+    pub fn recorded(&self) -> usize {
+        self.recorder.as_ref().map_or(0, Recorder::so_far)
+    }
+
+    /// Unmounts the disk, and returns what was written to it. The processes that used the disk must have ended.
+    pub fn end_recording(&mut self) -> Result<Recording> {
+        unmount_below(&self.root);
+        self.recorder.take().context("nothing is recorded")?.end()
+    }
+
+    /// Mounts what is on the disk if the power is cut before this event of a recording.
+    pub async fn insert(&mut self, recording: &Recording, cut: usize, chance: &mut Chance) -> Result<()> {
+        unmount_below(&self.root);
+        let copy = self.next_file();
+        recording.replay(cut, chance, &copy)?;
+        self.replace(copy).await
+    }
+
+    fn next_file(&mut self) -> PathBuf {
+        self.cuts += 1;
+        self.file.with_file_name(format!("disk-{}", self.cuts))
+    }
+
+    async fn replace(&mut self, file: PathBuf) -> Result<()> {
+        std::fs::remove_file(&self.file)?;
+        self.file = file;
+        self.attach(&self.file).await
     }
 
     /// Cuts the power: from now on nothing is written, and what was not written is lost.
@@ -97,13 +151,10 @@ impl Disk {
     /// Mounts what the power cut has left. The processes that used the disk must have ended.
     pub(crate) async fn power_on(&mut self) -> Result<()> {
         unmount_below(&self.root);
-        self.cuts += 1;
-        let copy = self.file.with_file_name(format!("disk-{}", self.cuts));
+        let copy = self.next_file();
         let mut command = Command::new("cp");
         command.arg("--sparse=always").args([&self.file, &copy]);
         parts::output(command).await?;
-        std::fs::remove_file(&self.file)?;
-        self.file = copy;
-        self.attach().await
+        self.replace(copy).await
     }
 }

@@ -1,5 +1,7 @@
 //! The power of the disk is cut: what is left of a pull is whole, and what was reported is there.
 
+mod install;
+
 use std::process::Stdio;
 
 use prepull_e2e::disk::{Disk, SIZE};
@@ -7,7 +9,7 @@ use prepull_e2e::prelude::*;
 use tokio::process::Child;
 use tokio::time::timeout;
 
-use crate::fetch::{Hand, said};
+use crate::fetch::{Hand, pull_command, said};
 
 async fn hand_on(format: Format) -> Result<Hand> {
     let hand = Hand::start_with(Registry::start(), Containerd::start_on_disk("edge-1", format)).await;
@@ -106,6 +108,78 @@ async fn power_cuts_between_blobs_are_survived() -> Result<()> {
         hand.link.throttle(None);
         hand.pulls(&[&reference]).await.with_context(|| format!("{format:?}: the last pull"))?;
         assert_eq!(hand.containerd.check_unpacked(&image).await?, 4, "{format:?}: the last pull");
+    }
+    Ok(())
+}
+
+/// Cuts of a recording, for each format.
+fn cuts() -> usize {
+    std::env::var("PREPULL_E2E_CUTS").ok().and_then(|cuts| cuts.parse().ok()).unwrap_or(4)
+}
+
+#[tokio::test]
+async fn a_pull_survives_a_cut_at_any_write() -> Result<()> {
+    for format in Format::all() {
+        let mut hand =
+            Hand::start_with(Registry::start(), Containerd::start_recorded("edge-1", format)).await?;
+        let layers = [MIB / 16, 2 * MIB, MIB, 4 * MIB];
+        let (image, reference) = hand.image("recorded-pull", &layers)?;
+        let begun = hand.containerd.recorded()?;
+        hand.pulls(&[&reference]).await?;
+        let reported = hand.containerd.recorded()?;
+        // What is written afterwards makes cuts in which the image must be there.
+        hand.containerd.pull(&reference, None).await?;
+        let recording = hand.containerd.end_recording()?;
+        let mut chance = Chance::new(28, 0);
+        for cut in recording.cuts(begun, cuts(), &mut chance) {
+            let at = || {
+                format!("{format:?}: cut before event {cut} of {}, reported at {reported}", recording.len())
+            };
+            hand.containerd.start_after_cut(&recording, cut, &mut chance).await.with_context(at)?;
+            let unpacked = hand.containerd.check_unpacked(&image).await.with_context(at)?;
+            let is_there = hand.containerd.has_image(&reference).await?;
+            println!("{}: {unpacked} layers, image {is_there}", at());
+            ensure!(is_there || cut < reported, "{}: the image was reported, and is gone", at());
+            ensure!(!is_there || unpacked == layers.len(), "{}: {unpacked} layers of the image", at());
+            hand.pulls(&[&reference]).await.with_context(at)?;
+            assert_eq!(hand.containerd.check_unpacked(&image).await.with_context(at)?, layers.len());
+            ensure!(hand.containerd.image_status(&reference).await?.is_some(), "{}: CRI lacks it", at());
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_result_survives_a_cut_at_any_write() -> Result<()> {
+    let site = Site::start().await?;
+    let mut node = site.node("edge-1").await?.recorded(Format::Ext4).await?;
+    let registry = Registry::start().await?;
+    let image = Image::of_layers("recorded-task", &[MIB, 2 * MIB, MIB / 16])?;
+    let reference = registry.seed(&image, "team/recorded-task:v1")?;
+    let begun = node.containerd_mut().recorded()?;
+    let job = site.cluster.job("recorded-task").images([&reference]).on(["edge-1"]).apply().await?;
+    job.completes().await?;
+    let known = node.containerd_mut().recorded()?;
+    node.forgets_all_tasks().await?;
+    node.kill9_agent()?;
+    let recording = node.containerd_mut().end_recording()?;
+    let mut chance = Chance::new(28, 1);
+    for cut in recording.cuts(begun, cuts() * 2, &mut chance) {
+        let at = || format!("cut before event {cut} of {}, the cloud knew at {known}", recording.len());
+        node.containerd_mut().start_after_cut(&recording, cut, &mut chance).await.with_context(at)?;
+        let says_it_is_there = node.ledger()?.iter().any(|task| task.ended || task.images_ended > 0);
+        let is_there = node.has_image(&reference).await?;
+        let unpacked = node.containerd().check_unpacked(&image).await.with_context(at)?;
+        println!("{}: {unpacked} layers, image {is_there}, in the ledger {says_it_is_there}", at());
+        ensure!(!is_there || unpacked == 3, "{}: {unpacked} layers", at());
+        ensure!(is_there || (!says_it_is_there && cut < known), "{}: the image is gone", at());
+        node.restart_agent()?;
+        node.is_connected().await.with_context(at)?;
+        node.forgets_all_tasks().await.with_context(at)?;
+        let output = pull_command(node.containerd(), &[&reference])?.output().await?;
+        ensure!(output.status.success(), "{}: {}", at(), said(&output));
+        assert_eq!(node.containerd().check_unpacked(&image).await.with_context(at)?, 3);
+        node.kill9_agent()?;
     }
     Ok(())
 }

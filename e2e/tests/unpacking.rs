@@ -126,7 +126,7 @@ async fn an_agent_and_a_person_pull_the_same() -> Result<()> {
     let registry = Registry::start().await?;
     let image = Image::of_layers("both", &[160 * MIB, MIB])?;
     let reference = registry.seed(&image, "team/both:v1")?;
-    let job = site.job("both").images([&reference]).on(["edge-1"]).apply().await?;
+    let job = site.cluster.job("both").images([&reference]).on(["edge-1"]).apply().await?;
     let unpacks = async {
         while half_unpacked(node.containerd()).await?.is_empty() {}
         Ok::<_, anyhow::Error>(())

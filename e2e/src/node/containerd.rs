@@ -2,6 +2,7 @@
 
 mod config;
 mod pins;
+mod power;
 mod unpacked;
 
 use std::collections::BTreeMap;
@@ -55,8 +56,10 @@ pub(super) enum Data {
     Shared,
     /// A tmpfs with this size in bytes.
     Memory(u64),
-    /// A disk of so many bytes with a real file system, whose power can be cut.
+    /// A disk of this many bytes with a real file system, whose power can be cut.
     Disk(Format, u64),
+    /// A disk that notes what is written to it.
+    Recorded(Format),
 }
 
 impl From<Option<u64>> for Data {
@@ -107,11 +110,6 @@ impl Containerd {
         Self::start_as(name, disk.into(), false, None).await
     }
 
-    /// Starts a containerd with its data on a disk whose power can be cut.
-    pub async fn start_on_disk(name: &str, format: Format) -> Result<Self> {
-        Self::start_as(name, Data::Disk(format, disk::SIZE), false, None).await
-    }
-
     /// Starts a containerd that removes layers from its content store once they are unpacked, as those of EKS, GKE and Talos
     /// do.
     pub async fn start_discarding(name: &str) -> Result<Self> {
@@ -137,6 +135,9 @@ impl Containerd {
             Data::Memory(size) => containerd.mount(&format!("size={size}")).await?,
             Data::Disk(format, size) => {
                 containerd.disk = Some(Disk::mount(format, size, &containerd.dir, &root).await?);
+            }
+            Data::Recorded(format) => {
+                containerd.disk = Some(Disk::record(format, &containerd.dir, &root).await?);
             }
         }
         std::fs::create_dir_all(containerd.registry_hosts())?;
@@ -267,19 +268,6 @@ impl Containerd {
     /// Kills containerd with SIGKILL. Its data is kept.
     pub fn kill9(&mut self) -> Result<()> {
         self.process.take().map_or(Ok(()), |mut process| process.kill9())
-    }
-
-    /// Cuts the power of the disk, and kills containerd.
-    pub fn cut_power(&mut self) -> Result<()> {
-        self.disk.as_ref().context("this containerd is on no disk")?.cut_power()?;
-        self.kill9()
-    }
-
-    /// Starts containerd again with what was on the disk when the power was cut.
-    pub async fn power_on(&mut self) -> Result<()> {
-        self.disk.as_mut().context("this containerd is on no disk")?.power_on().await?;
-        std::fs::remove_dir_all(self.dir.join("state"))?;
-        self.restart().await
     }
 
     /// Process of containerd.

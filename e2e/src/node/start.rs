@@ -108,10 +108,17 @@ impl<'a> Start<'a> {
         self
     }
 
-    /// Puts the runtime's data on a disk of so many bytes with an ext4.
+    /// Puts the runtime's data on an ext4 of this many bytes.
     #[must_use]
     pub fn ext4(mut self, size: u64) -> Self {
         self.data = Data::Disk(Format::Ext4, size);
+        self
+    }
+
+    /// Puts the data of the runtime and of the agent on a disk that notes what is written to it.
+    #[must_use]
+    pub fn recorded(mut self, format: Format) -> Self {
+        self.data = Data::Recorded(format);
         self
     }
 
@@ -171,9 +178,11 @@ impl<'a> Start<'a> {
             })
         };
         let of_runtime = space.clone().filter(|_| whole);
+        let is_recorded = matches!(data, Data::Recorded(_));
         let (containerd, token) = tokio::try_join!(Containerd::start_in(&name, data, of_runtime), token)?;
         let place = Place::here()?;
-        let state = containerd.dir().join("agent");
+        let state =
+            if is_recorded { containerd.root() } else { containerd.dir().to_owned() }.join("agent");
         if let Some(token) = token {
             let mut command = cloud.join_command(&token, &name, &state, tunnel)?;
             command.envs(environment.iter().cloned());

@@ -1,0 +1,60 @@
+//! A containerd on a disk whose power is cut.
+
+use anyhow::{Context, Result};
+
+use super::{Containerd, Data};
+use crate::chance::Chance;
+use crate::disk::{Disk, Format, Recording, SIZE};
+
+impl Containerd {
+    /// Starts a containerd with its data on a disk whose power can be cut.
+    pub async fn start_on_disk(name: &str, format: Format) -> Result<Self> {
+        Self::start_as(name, Data::Disk(format, SIZE), false, None).await
+    }
+
+    /// Starts a containerd with its data on a disk that notes what is written to it.
+    pub async fn start_recorded(name: &str, format: Format) -> Result<Self> {
+        Self::start_as(name, Data::Recorded(format), false, None).await
+    }
+
+    fn disk(&mut self) -> Result<&mut Disk> {
+        self.disk.as_mut().context("this containerd is on no disk")
+    }
+
+    /// Cuts the power of the disk, and kills containerd.
+    pub fn cut_power(&mut self) -> Result<()> {
+        self.disk()?.cut_power()?;
+        self.kill9()
+    }
+
+    /// Starts containerd again with what was on the disk when the power was cut.
+    pub async fn power_on(&mut self) -> Result<()> {
+        self.disk()?.power_on().await?;
+        std::fs::remove_dir_all(self.dir.join("state"))?;
+        self.restart().await
+    }
+
+    /// Number of writes and flushes that were recorded so far.
+    pub fn recorded(&mut self) -> Result<usize> {
+        Ok(self.disk()?.recorded())
+    }
+
+    /// Kills containerd, and returns what was written to its disk.
+    pub fn end_recording(&mut self) -> Result<Recording> {
+        self.kill9()?;
+        self.disk()?.end_recording()
+    }
+
+    /// Starts containerd with what is on the disk if the power is cut before this event of a recording.
+    pub async fn start_after_cut(
+        &mut self,
+        recording: &Recording,
+        cut: usize,
+        chance: &mut Chance,
+    ) -> Result<()> {
+        self.kill9()?;
+        self.disk()?.insert(recording, cut, chance).await?;
+        std::fs::remove_dir_all(self.dir.join("state"))?;
+        self.restart().await
+    }
+}
