@@ -293,7 +293,7 @@ impl<P: Puller> Puller for Fetching<P> {
             return 0;
         }
         self.fetcher.removable_bytes(wanted).await.unwrap_or_else(|error| {
-            tracing::warn!(%error, "nobody knows which images the node needs, so none counts as free");
+            tracing::warn!(%error, "cannot find out which images the node needs, so none counts as free");
             0
         })
     }

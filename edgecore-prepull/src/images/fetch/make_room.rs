@@ -60,7 +60,7 @@ impl Fetcher {
         // Those that begin later count this one.
         let before = self.downloads.before(layers, repository);
         let Some(room) = self.read_room(facts).await else {
-            tracing::warn!(root = %facts.root.display(), "the runtime's disk cannot be read, so that nobody knows whether the image fits (if the agent runs in a container, mount it there at the same path)");
+            tracing::warn!(root = %facts.root.display(), "the runtime's disk cannot be read, so we can't tell whether the image fits (if the agent runs in a container, mount it there at the same path)");
             return Ok(());
         };
         let own = awaited(layers, Some(repository));
@@ -90,10 +90,14 @@ impl Fetcher {
             let removables = match self.removables(facts, wanted, &pieces).await {
                 Ok(removables) => removables,
                 Err(error) => {
-                    tracing::warn!(%error, "nobody knows which images the node needs, so none counts as free");
+                    tracing::warn!(%error, "cannot find out which images the node needs, so none counts as free");
                     break;
                 }
             };
+            if removables.count() > 0 {
+                // A guess would remove more than it takes.
+                todo.ask_sizes().await;
+            }
             let chosen = match todo.decide(&refusal, &room, &removables) {
                 Verdict::Remove(chosen) => chosen,
                 Verdict::Refuse(reason) => {
@@ -237,7 +241,7 @@ impl Fetcher {
         loop {
             match self.runtime.list().await {
                 Ok(listing) => self.uses.note(&listing, SystemTime::now()),
-                Err(error) => tracing::debug!(%error, "nobody knows which images are in use now"),
+                Err(error) => tracing::debug!(%error, "cannot find out which images are in use"),
             }
             sleep(LOOK).await;
         }

@@ -187,11 +187,16 @@ impl<'a> Todo<'a> {
         if self.fits(room).is_ok() {
             return Ok(());
         }
+        self.ask_sizes().await;
+        self.fits(room)
+    }
+
+    /// Asks the registries how large layers are when they are unpacked, where that isn't known yet.
+    pub(super) async fn ask_sizes(&self) {
         let all: Vec<&Awaited<'_>> =
             self.own.iter().chain(&self.others).map(|(awaited, _)| awaited).collect();
         let ask = |index: usize| all[index].ask();
         stream::iter((0..all.len()).map(ask)).buffer_unordered(QUESTIONS).collect::<()>().await;
-        self.fits(room)
     }
 
     fn judge(&self, room: &Room, unpacked: impl Fn(&Awaited<'a>) -> u64) -> Result<(), String> {

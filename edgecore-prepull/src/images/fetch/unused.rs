@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use super::removal::{Freed, Removable};
 use crate::images::containerd::{Holdings, Record};
 
-/// Age below which an image isn't removed: somebody may have pulled it for a container that isn't there yet. The kubelet's
+/// Age below which an image isn't removed: it may have been pulled for a container that isn't there yet. The kubelet's
 /// `imageMinimumGCAge` is the same by default.
 const MIN_AGE: Duration = Duration::from_secs(120);
 
