@@ -13,7 +13,7 @@ use rustls::time_provider::TimeProvider;
 use rustls_pki_types::UnixTime;
 use tokio::time::Instant;
 
-/// What a clock says that nobody has set. Boards without a battery boot in 1970.
+/// The time of a clock that isn't set. Boards without a battery boot in 1970.
 const UNKNOWN: SystemTime = UNIX_EPOCH;
 /// November 2026, when this was written: the least that is known of today without a build that says when it is.
 const WRITTEN: Duration = Duration::from_secs(1_793_491_200);
@@ -38,7 +38,7 @@ impl CloudClock {
         self.of_cloud().unwrap_or_else(|| own().max(built()))
     }
 
-    /// The time of day. A time in 1970 where nobody knows it.
+    /// The time of day. 1970 if it isn't known.
     pub(crate) fn wall(&self) -> SystemTime {
         if self.is_known() { UNIX_EPOCH + self.now() } else { UNKNOWN }
     }

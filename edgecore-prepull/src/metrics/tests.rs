@@ -82,7 +82,7 @@ fn whether_the_nodes_own_windows_are_open_and_until_when_is_told_at_each_look() 
     assert_eq!(at(5 * 3600), (0, change(25 * 3600)));
     clock.set(Duration::from_secs(2 * 3600));
     metrics.look_at_windows();
-    assert_eq!(metrics.counted.download_window_open.get(), 0, "nobody has set the clock");
+    assert_eq!(metrics.counted.download_window_open.get(), 0, "the clock isn't set");
     // Without windows it may always.
     let metrics = Metrics::default();
     metrics.set_windows(Openings::always(), Arc::default());

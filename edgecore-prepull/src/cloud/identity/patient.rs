@@ -1,4 +1,4 @@
-//! Verification of the cloud on a machine whose clock nobody has set: it says 1970, or some time before this program was
+//! Verification of the cloud on a machine whose clock isn't set: it says 1970, or some time before this program was
 //! made, and by that no certificate is valid yet. Without a session the machine would never learn the time.
 
 use std::sync::Arc;

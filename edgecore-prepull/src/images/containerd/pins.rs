@@ -115,8 +115,8 @@ impl Pins {
 
 type Labels = HashMap<String, String>;
 
-/// Whether somebody wants this record's image kept. Releases of containerd before 1.6.25 don't report such an image as
-/// pinned, so the labels are what counts.
+/// Whether this record's image is pinned. Releases of containerd before 1.6.25 don't report that, so we
+/// look at the labels.
 pub(super) fn is_pinned(labels: &Labels) -> bool {
     labels.get(PINNED.0).is_some_and(|value| value == PINNED.1) || labels.contains_key(PINNED_BY)
 }

@@ -12,7 +12,7 @@ use super::time::Now;
 /// How long a clock on the wall is trusted: it may jump, on a machine without a battery by years.
 pub(crate) const LOOK_AT_CLOCK: Duration = Duration::from_secs(60);
 
-/// 1971: what is before is a clock that nobody has set.
+/// 1971: what is before comes from a clock that isn't set.
 const FIRST_KNOWN: Timestamp = Timestamp::constant(365 * 24 * 3600, 0);
 
 /// The node's own time zone and windows.
@@ -85,7 +85,7 @@ impl TaskTerms {
         let Counted { openings, .. } = self.windows.as_ref()?;
         match timestamp(wall) {
             Some(wall) => openings.explain(wall),
-            None => Some("waits for its window, and nobody knows the time: the node's clock is not set, and no cloud that tells it was reached yet".to_owned()),
+            None => Some("waits for its window, but the time is not known: set the node's clock, or let it connect to a cloudcore-prepull that tells the time".to_owned()),
         }
     }
 }
@@ -131,7 +131,7 @@ impl OpenClock {
     }
 }
 
-/// `None` for a time that no calendar has, or that a clock says which nobody has set.
+/// `None` for a time that no calendar has, or that comes from a clock that isn't set.
 pub(crate) fn timestamp(wall: SystemTime) -> Option<Timestamp> {
     Timestamp::try_from(wall).ok().filter(|time| *time >= FIRST_KNOWN)
 }
@@ -201,10 +201,10 @@ mod tests {
     fn a_clock_that_was_wrong_and_is_right_now_is_believed_now() {
         let begun = Instant::now();
         let terms = terms(begun, 1800);
-        // The board boots in 1970, in the middle of the night: nobody knows the time.
+        // The board boots in 1970, in the middle of the night: the time isn't known.
         let booted = now(begun, 0, "1970-01-01T00:10:00Z");
         assert!(!terms.state(booted.wall).is_open);
-        assert!(terms.explain_wait(booted.wall).is_some_and(|why| why.contains("nobody knows the time")));
+        assert!(terms.explain_wait(booted.wall).is_some_and(|why| why.contains("the time is not known")));
         let mut clock = OpenClock::default();
         let (deadline, look) = clock.look(&terms, now(begun, 7200, "1970-01-01T02:10:00Z"));
         assert!(deadline > begun + Duration::from_secs(30 * 24 * 3600), "no time counts");
