@@ -33,7 +33,7 @@ mod yielding;
 use std::convert::Infallible;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use prepull_api::failure::FailureCode;
 use prepull_api::image::Reference;
@@ -216,6 +216,7 @@ impl<P: Puller> Fetching<P> {
                 streams: Semaphore::new(streams_of_image(buckets.limit())),
                 letting_go: watch::Sender::new(false),
                 unpacking: Unpacking::default(),
+                asked_last: Mutex::default(),
                 shared: fetcher.neighbourhood.as_ref().zip(request.terms.shared_for).map(
                     |(neighbourhood, task)| Shared::new(neighbourhood, task, request.terms.site_limited),
                 ),

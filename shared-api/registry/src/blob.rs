@@ -6,9 +6,11 @@ use bytes::Bytes;
 use http::Response;
 use http::header::CONTENT_RANGE;
 use hyper::body::Incoming;
+use tokio::time::Instant;
 
 use crate::body;
 use crate::error::{Kind, RegistryError};
+use crate::least_rate::LeastRate;
 
 /// An endpoint of a registry, so that one that has sent wrong content can be avoided.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -28,11 +30,18 @@ pub struct BlobStream {
     offset: u64,
     /// What has not arrived yet.
     missing: u64,
+    /// Counts while another endpoint is there.
+    least_rate: Option<LeastRate>,
 }
 
 impl BlobStream {
     pub(crate) fn new(body: Incoming, host: HostId, offset: u64, size: u64) -> Self {
-        Self { body: Some(body), host, offset, missing: size - offset }
+        Self { body: Some(body), host, offset, missing: size - offset, least_rate: None }
+    }
+
+    /// Ends the stream if it trickles.
+    pub(crate) fn with_least_rate(self) -> Self {
+        Self { least_rate: Some(LeastRate::default()), ..self }
     }
 
     /// What anybody else than a registry answers to a request for a blob of this size from an offset on.
@@ -73,10 +82,19 @@ impl BlobStream {
             return None;
         }
         let failed = |kind, what: &str| RegistryError::new(kind, format!("{}: {what}", self.host));
+        let since = Instant::now();
         let chunk = match self.body.as_mut() {
             None => return None,
             Some(body) => body::next(body).await,
         };
+        if let Some(least) = &mut self.least_rate {
+            let bytes = chunk.as_ref().and_then(|chunk| chunk.as_ref().ok()).map_or(0, Bytes::len);
+            if let Some(what) = least.count(since.elapsed(), bytes) {
+                let error = failed(Kind::TooSlow, &format!("{what}, and there is another endpoint"));
+                self.body = None;
+                return Some(Err(error));
+            }
+        }
         match chunk {
             Some(Ok(mut chunk)) => {
                 let fits = usize::try_from(self.missing).unwrap_or(usize::MAX).min(chunk.len());

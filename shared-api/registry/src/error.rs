@@ -20,6 +20,8 @@ pub enum Kind {
     },
     /// The registry cannot be reached, or a connection to it broke off. Asking again may help.
     Unreachable,
+    /// The endpoint sends next to nothing, and there is another one.
+    TooSlow,
     /// The registry, or the storage to which it redirects, answers with an error of its own.
     Server {
         /// The wait that it asks for.
@@ -75,7 +77,7 @@ impl RegistryError {
     /// answer more than that there is nothing.
     pub(crate) fn weight(&self) -> u8 {
         match self.kind {
-            Kind::Unreachable => 0,
+            Kind::Unreachable | Kind::TooSlow => 0,
             Kind::NotFound => 1,
             Kind::Unauthorized | Kind::RateLimited { .. } | Kind::Server { .. } | Kind::Unsupported => 2,
             Kind::Protocol | Kind::DigestMismatch | Kind::PlatformMismatch => 3,

@@ -21,6 +21,7 @@ mod connect;
 pub mod digest;
 mod error;
 mod hosts;
+mod least_rate;
 mod location;
 pub mod manifest;
 mod proxy;

@@ -189,7 +189,7 @@ impl Repository {
     }
 
     /// Fetches a blob from an offset on, or from its beginning where the registry knows no ranges. Endpoints to `avoid`
-    /// are asked only if there are no others.
+    /// are asked only if there are no others. Where there are, the stream ends with [`Kind::TooSlow`] if it trickles.
     pub async fn blob(
         &self,
         descriptor: &Descriptor,
@@ -201,8 +201,15 @@ impl Repository {
             let message = format!("byte {offset} of {digest:.100}, which has {size}, cannot be asked for");
             return Err(RegistryError::new(Kind::Protocol, message));
         }
-        self.first_of(|c| c.pull, avoid, |endpoint| self.blob_at(endpoint, digest, *size, offset).boxed())
-            .await
+        let stream = self.first_of(
+            |c| c.pull,
+            avoid,
+            |endpoint| self.blob_at(endpoint, digest, *size, offset).boxed(),
+        );
+        let stream = stream.await?;
+        let is_other = |id: HostId| id != *stream.host() && !avoid.contains(&id);
+        let has_other = self.endpoints.iter().any(|other| other.capabilities.pull && is_other(other.id()));
+        Ok(if has_other { stream.with_least_rate() } else { stream })
     }
 
     async fn blob_at(

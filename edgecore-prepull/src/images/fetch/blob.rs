@@ -1,5 +1,6 @@
 //! One blob, from the registry into containerd's content store, from where an earlier pull left it.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -55,6 +56,8 @@ pub(super) struct Download<'a> {
     /// Set while somebody else wants the image now, who would wait for our limit.
     pub(super) letting_go: watch::Sender<bool>,
     pub(super) unpacking: Unpacking,
+    /// Endpoints that trickled or fell silent. For the rest of the image, they're asked if no other one answers.
+    pub(super) asked_last: Mutex<Vec<HostId>>,
     /// The site, where the task shares layers with it.
     pub(super) shared: Option<Shared<'a>>,
 }
@@ -213,7 +216,8 @@ impl Download<'_> {
         let mut strikes = 0;
         while part.offset() < descriptor.size {
             let from = part.offset();
-            let broken = match self.repository.blob(descriptor, from, avoid).await {
+            let avoid = [avoid, &self.asked_last()].concat();
+            let broken = match self.repository.blob(descriptor, from, &avoid).await {
                 Ok(stream) => {
                     host = Some(stream.host().clone());
                     match self.pour(stream, part, flight, seeker, false).await {
@@ -229,12 +233,34 @@ impl Download<'_> {
                 Broken::LetGo => return Ok(Filled::LetGo),
             };
             strikes = if part.offset() - from >= PROGRESS { 0 } else { strikes + 1 };
+            // The last strike is for another endpoint, if there is one: this one may be silent for ever.
+            let is_slow = error.kind == Kind::TooSlow;
+            if let Some(host) = host.take_if(|_| is_slow || strikes == STRIKES - 1) {
+                tracing::info!(image = self.reference, blob = descriptor.digest, %host, %error, "other endpoints are asked first for the rest of the image");
+                self.ask_last(host);
+            }
+            if is_slow {
+                // It goes on, with this one too if no other answers. Deadlines bound it.
+                strikes = 0;
+                continue;
+            }
             let pause = pause_before_asking_again(error.kind).filter(|_| strikes < STRIKES);
             let Some(pause) = pause else { return Err(error.into()) };
             tracing::debug!(image = self.reference, blob = descriptor.digest, offset = part.offset(), %error, "asking for the rest");
             sleep(pause).await;
         }
         Ok(Filled::Whole(host))
+    }
+
+    fn asked_last(&self) -> MutexGuard<'_, Vec<HostId>> {
+        self.asked_last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ask_last(&self, host: HostId) {
+        let mut asked_last = self.asked_last();
+        if !asked_last.contains(&host) {
+            asked_last.push(host);
+        }
     }
 
     /// Writes what arrives. A registry without ranges begins at the beginning: what is there already is read past, which
@@ -307,7 +333,7 @@ impl Download<'_> {
 fn pause_before_asking_again(kind: Kind) -> Option<Duration> {
     match kind {
         // A token that has expired is replaced, and so is the URL that a registry has redirected to.
-        Kind::Unauthorized | Kind::Unreachable | Kind::Protocol => Some(PAUSE),
+        Kind::Unauthorized | Kind::Unreachable | Kind::TooSlow | Kind::Protocol => Some(PAUSE),
         Kind::RateLimited { retry_after } | Kind::Server { retry_after } => {
             let pause = retry_after.unwrap_or(PAUSE).max(PAUSE);
             (pause <= LONGEST_PAUSE).then_some(pause)

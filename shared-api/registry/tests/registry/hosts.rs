@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use prepull_registry::manifest::{Descriptor, OCI_MANIFEST};
 use prepull_registry::{Kind, digest::sha256};
@@ -10,6 +11,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 
 use crate::server::{Reply, Seen, Server, client, drain, reply, repository, write_hosts};
@@ -184,5 +186,31 @@ async fn a_mirror_that_fails_is_followed_by_the_next_endpoint() {
         let stream = repository.blob(&blob(), 0, &[]).await.unwrap();
         assert_eq!(stream.host().to_string(), registry.at.to_string(), "{status}");
         assert_eq!(mirror.seen().len(), 2, "{status}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_mirror_that_trickles_gives_way() {
+    let large = Descriptor { digest: sha256(CONTENT), size: 1 << 20, ..Descriptor::default() };
+    let trickle = |_: &Seen| Reply::Trickle(b"HTTP/1.1 200 OK\r\nContent-Length: 1048576\r\n\r\n".to_vec());
+    let (mirror, registry) = (Server::start(trickle).await, Server::start(trickle).await);
+    let hosts = tempfile::tempdir().unwrap();
+    let text = format!("server = \"http://{}\"\n[host.\"http://{}\"]\n", registry.at, mirror.at);
+    write_hosts(hosts.path(), "r.example", &text);
+    let repository = repository(&client(hosts.path()), "r.example/team/app:v1", None);
+
+    let stream = repository.blob(&large, 0, &[]).await.unwrap();
+    let slow = stream.host().clone();
+    let begun = Instant::now();
+    let (_, error) = drain(stream).await;
+    let error = error.unwrap();
+    assert_eq!(error.kind, Kind::TooSlow, "{error}");
+    assert!(begun.elapsed() < Duration::from_secs(150), "after {:?}", begun.elapsed());
+
+    // The last endpoint may be as slow as it likes.
+    let mut stream = repository.blob(&large, 0, &[slow]).await.unwrap();
+    assert_eq!(stream.host().to_string(), registry.at.to_string());
+    while begun.elapsed() < Duration::from_secs(1000) {
+        assert_eq!(stream.next().await.unwrap().unwrap().len(), 1);
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use prepull_api::credentials::RegistryCredential;
 use prepull_api::image::Reference;
@@ -34,6 +35,8 @@ pub(crate) enum Reply {
     Raw(Vec<u8>),
     /// Sends these bytes, and then others without an end.
     Endless(Vec<u8>),
+    /// Sends these bytes, and then a single one each 29 seconds.
+    Trickle(Vec<u8>),
 }
 
 /// A response with a body, whose length is right.
@@ -137,13 +140,18 @@ async fn serve(
     let body = String::from_utf8_lossy(&bytes[head..]).into_owned();
     let one = Seen { method: first.next().unwrap(), target: first.next().unwrap(), headers, body };
     seen.lock().unwrap().push(one.clone());
-    let (Reply::Raw(start) | Reply::Endless(start)) = &answer(&one);
-    let endless = matches!(answer(&one), Reply::Endless(_));
+    let answer = answer(&one);
+    let (Reply::Raw(start) | Reply::Endless(start) | Reply::Trickle(start)) = &answer;
+    let (endless, trickles) = (matches!(answer, Reply::Endless(_)), matches!(answer, Reply::Trickle(_)));
     // The client may hang up at any time.
     let mut fine = io.write_all(start).await.is_ok();
     let more = vec![b'x'; 64 << 10];
     while endless && fine {
         fine = io.write_all(&more).await.is_ok();
+    }
+    while trickles && fine {
+        tokio::time::sleep(Duration::from_secs(29)).await;
+        fine = io.write_all(b"x").await.is_ok();
     }
     let _ = io.shutdown().await;
     // Whoever closes with something unread resets the connection, and the client may lose what it was sent.
