@@ -45,7 +45,7 @@ use self::ahead::Unpacking;
 use self::blob::Download;
 use self::buckets::Buckets;
 pub use self::downloads::{ImageDownload, LayerDownload};
-use self::fetcher::{Fetcher, streams_of_image};
+use self::fetcher::{Fetcher, received_ahead, streams_of_image};
 use self::finish::needs_runtime;
 use self::image::ImageParts;
 use self::make_room::Applicant;
@@ -175,8 +175,8 @@ impl<P: Puller> Fetching<P> {
             return Err(unusable(credential, "containerd").into());
         }
         let buckets = Buckets { node: &fetcher.bucket, own: request.terms.bucket };
-        let client = fetcher.client(&facts, buckets.limit());
-        let repository = client.repository(&reference, request.credential)?;
+        let repository = fetcher.client(&facts).repository(&reference, request.credential)?;
+        let repository = repository.receiving_ahead(buckets.limit().map(received_ahead));
         let resolved = repository.resolve().await?;
         // From here on, only what has this digest is fetched and unpacked.
         let verdict = match request.terms.verification {

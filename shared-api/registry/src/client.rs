@@ -24,9 +24,6 @@ pub struct Settings {
     pub user_agent: String,
     /// The proxies to go through.
     pub proxies: Proxies,
-    /// Bytes of each connection that may arrive before anybody has asked for them; `None` for what the kernel thinks best.
-    /// It bounds how far a download runs ahead of a reader that is slow on purpose.
-    pub receive_buffer: Option<usize>,
     /// The time by which certificates are valid or not; `None` for this machine's clock.
     pub time: Option<Arc<dyn TimeProvider>>,
 }
@@ -46,9 +43,9 @@ pub(crate) struct Shared {
 impl RegistryClient {
     /// Makes a client. It connects to nothing yet.
     pub fn new(settings: Settings) -> Self {
-        let Settings { hosts_dirs, user_agent, proxies, receive_buffer, time } = settings;
+        let Settings { hosts_dirs, user_agent, proxies, time } = settings;
         let time = time.unwrap_or_else(|| Arc::new(DefaultTimeProvider));
-        let transport = Transport::new(proxies, &user_agent, receive_buffer, time);
+        let transport = Transport::new(proxies, &user_agent, time);
         let shared = Shared { transport, tokens: Tokens::default() };
         Self { shared: Arc::new(shared), hosts_dirs: hosts_dirs.into() }
     }

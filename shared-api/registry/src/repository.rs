@@ -40,6 +40,8 @@ pub struct Repository {
     fingerprint: [u8; 32],
     /// One token at a time is asked for: several blobs at once need the same one.
     asking: Arc<Mutex<()>>,
+    /// Bytes that a connection may receive ahead of its reader; `None` for what the kernel thinks best.
+    receive_ahead: Option<usize>,
 }
 
 /// What a reference points to.
@@ -68,7 +70,15 @@ impl Repository {
             credential: credential.cloned(),
             fingerprint: crate::auth::fingerprint(credential),
             asking: Arc::default(),
+            receive_ahead: None,
         }
+    }
+
+    /// Bounds how many bytes of each connection may arrive before they are read, for a reader that is slow on purpose. Each
+    /// bound has connections of its own, and tokens are shared.
+    #[must_use]
+    pub fn receiving_ahead(self, bytes: Option<usize>) -> Self {
+        Self { receive_ahead: bytes, ..self }
     }
 
     /// The reference that this is about.

@@ -44,11 +44,19 @@ type HttpClient = Client<Connector, Full<Bytes>>;
 
 /// Sends requests; shared by all registries.
 pub(crate) struct Transport {
-    clients: Mutex<HashMap<(TlsKey, Reach, Duration), HttpClient>>,
+    clients: Mutex<HashMap<ClientKey, HttpClient>>,
     proxies: Arc<Proxies>,
     user_agent: HeaderValue,
-    receive_buffer: Option<usize>,
     time: Arc<dyn TimeProvider>,
+}
+
+/// What connections have in common that are kept together.
+#[derive(PartialEq, Eq, Hash)]
+struct ClientKey {
+    tls: TlsKey,
+    reach: Reach,
+    dial: Duration,
+    receive_ahead: Option<usize>,
 }
 
 /// A response, and where it is from.
@@ -74,18 +82,15 @@ pub(crate) struct Ask<'a> {
     pub(crate) authorization: Option<HeaderValue>,
     /// Host names that a person has written, in the reference or in hosts.toml.
     pub(crate) named: &'a [String],
+    /// Bytes that its connection may receive ahead of the reader; `None` for what the kernel thinks best.
+    pub(crate) receive_ahead: Option<usize>,
 }
 
 impl Transport {
-    pub(crate) fn new(
-        proxies: Proxies,
-        user_agent: &str,
-        receive_buffer: Option<usize>,
-        time: Arc<dyn TimeProvider>,
-    ) -> Self {
+    pub(crate) fn new(proxies: Proxies, user_agent: &str, time: Arc<dyn TimeProvider>) -> Self {
         let user_agent = HeaderValue::from_str(user_agent);
         let user_agent = user_agent.unwrap_or(HeaderValue::from_static("prepull"));
-        Self { clients: Mutex::default(), proxies: Arc::new(proxies), user_agent, receive_buffer, time }
+        Self { clients: Mutex::default(), proxies: Arc::new(proxies), user_agent, time }
     }
 
     /// Asks an endpoint, with the scheme that it has, and follows where it redirects.
@@ -117,7 +122,8 @@ impl Transport {
             *request.method_mut() = ask.method.clone();
             *request.uri_mut() = uri.clone();
             *request.headers_mut() = headers;
-            let response = self.send(&endpoint.tls, reach, endpoint.dial, request).await;
+            let response =
+                self.send_over(&endpoint.tls, reach, endpoint.dial, ask.receive_ahead, request).await;
             let response = response.map_err(|failed| if own { failed } else { failed.of_redirect(&uri) })?;
             if hop == 0 {
                 on_loopback = is_on_loopback(&response);
@@ -140,6 +146,17 @@ impl Transport {
         tls: &Tls,
         reach: Reach,
         dial: Duration,
+        request: Request<Full<Bytes>>,
+    ) -> Result<Response<Incoming>, Failed> {
+        self.send_over(tls, reach, dial, None, request).await
+    }
+
+    async fn send_over(
+        &self,
+        tls: &Tls,
+        reach: Reach,
+        dial: Duration,
+        receive_ahead: Option<usize>,
         mut request: Request<Full<Bytes>>,
     ) -> Result<Response<Incoming>, Failed> {
         let headers = request.headers_mut();
@@ -152,7 +169,7 @@ impl Transport {
         {
             request.headers_mut().insert(PROXY_AUTHORIZATION, authorization);
         }
-        let client = self.client(tls, reach, dial)?;
+        let client = self.client(tls, reach, dial, receive_ahead)?;
         match timeout(HEAD, client.request(request)).await {
             Ok(Ok(response)) => Ok(response),
             Ok(Err(error)) => Err(Failed::of(&error)),
@@ -163,23 +180,24 @@ impl Transport {
         }
     }
 
-    fn client(&self, tls: &Tls, reach: Reach, dial: Duration) -> Result<HttpClient, RegistryError> {
-        let key = (tls.key(), reach, dial);
+    fn client(
+        &self,
+        tls: &Tls,
+        reach: Reach,
+        dial: Duration,
+        receive_ahead: Option<usize>,
+    ) -> Result<HttpClient, RegistryError> {
+        let key = ClientKey { tls: tls.key(), reach, dial, receive_ahead };
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(client) = clients.get(&key) {
             return Ok(client.clone());
         }
         let proxies = Arc::clone(&self.proxies);
-        let connector = Connector::new(
-            tls.client_config(Arc::clone(&self.time))?,
-            proxies,
-            reach,
-            dial,
-            self.receive_buffer,
-        );
+        let tls = tls.client_config(Arc::clone(&self.time))?;
+        let connector = Connector::new(tls, proxies, reach, dial, receive_ahead);
         let mut builder = Client::builder(TokioExecutor::new());
         builder.pool_timer(TokioTimer::new()).pool_idle_timeout(IDLE).pool_max_idle_per_host(MAX_IDLE);
-        match self.receive_buffer {
+        match receive_ahead {
             None => builder.http1_max_buf_size(MAX_HEAD),
             Some(_) => builder.http1_read_buf_exact_size(SMALL_READ),
         };

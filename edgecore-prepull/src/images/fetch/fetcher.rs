@@ -51,10 +51,6 @@ const AHEAD: usize = 32;
 /// Interval of progress, which goes to the cloud once a second at most.
 const PROGRESS: Duration = Duration::from_secs(1);
 
-/// What a client of registries is made for: the directories that the runtime is set up with, and the bytes that may be
-/// received ahead of a limit.
-type ClientKey = (Vec<PathBuf>, Option<usize>);
-
 /// Everything of a fetch but the puller that unpacks.
 pub(super) struct Fetcher {
     pub(super) settings: FetchSettings,
@@ -77,8 +73,8 @@ pub(super) struct Fetcher {
     flushes: Arc<Flushes>,
     pub(super) downloads: Downloads,
     pub(super) streams: Semaphore,
-    /// The client that was needed last.
-    client: Mutex<Option<(ClientKey, RegistryClient)>>,
+    /// The client that was needed last, and the directories of registry hosts that it's for.
+    client: Mutex<Option<(Vec<PathBuf>, RegistryClient)>>,
     pub(super) clock: Arc<CloudClock>,
     pub(super) metrics: Option<Arc<Metrics>>,
     pub(super) neighbourhood: Option<Neighbourhood>,
@@ -119,12 +115,11 @@ impl Fetcher {
         }
     }
 
-    /// The client of registries for what the runtime is set up with now, and for a limit of bytes a second.
-    pub(super) fn client(&self, facts: &Facts, limit: Option<NonZeroU64>) -> RegistryClient {
-        let key = (facts.hosts_dirs.clone(), limit.map(received_ahead));
+    /// The client of registries for what the runtime is set up with now.
+    pub(super) fn client(&self, facts: &Facts) -> RegistryClient {
         let mut client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((of, client)) = &*client
-            && *of == key
+            && *of == facts.hosts_dirs
         {
             return client.clone();
         }
@@ -132,10 +127,9 @@ impl Fetcher {
             hosts_dirs: facts.hosts_dirs.clone(),
             user_agent: concat!("edgecore-prepull/", env!("CARGO_PKG_VERSION")).to_owned(),
             proxies: Proxies::from_env(),
-            receive_buffer: key.1,
             time: Some(self.clock.clone()),
         });
-        *client = Some((key, new.clone()));
+        *client = Some((facts.hosts_dirs.clone(), new.clone()));
         new
     }
 
@@ -263,10 +257,13 @@ pub(super) fn streams_of_image(limit: Option<NonZeroU64>) -> usize {
 /// Bytes that each connection may receive ahead of a limit. They cross the link before the limit has let them, once for
 /// each connection: at any rate and with three connections, three percent of ten seconds. With less, a single connection
 /// over a link with a long round trip would stay below the limit: this much takes a round trip of 60 ms.
-fn received_ahead(limit: NonZeroU64) -> usize {
-    const STEP: u64 = 16 * 1024;
-    let ahead = limit.get() / 10 / STEP * STEP;
-    usize::try_from(ahead.clamp(STEP, 64 * STEP)).unwrap_or(1 << 20)
+///
+/// It's a power of two, so that tasks with different limits can share connections.
+pub(super) fn received_ahead(limit: NonZeroU64) -> usize {
+    const LEAST: u64 = 16 * 1024;
+    const MOST: u64 = 1 << 20;
+    let ahead = (limit.get() / 10).clamp(LEAST, MOST);
+    usize::try_from(1_u64 << ahead.ilog2()).unwrap_or(1 << 20)
 }
 
 /// A layer, and what there is of it.

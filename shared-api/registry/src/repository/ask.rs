@@ -56,8 +56,15 @@ impl Repository {
             Some(credential) => auth::bearer(&credential.registry_token),
             None => self.shared.tokens.get(&key),
         };
-        let mut ask =
-            Ask { endpoint, method, path, headers, authorization: shown.clone(), named: &self.named };
+        let mut ask = Ask {
+            endpoint,
+            method,
+            path,
+            headers,
+            authorization: shown.clone(),
+            named: &self.named,
+            receive_ahead: self.receive_ahead,
+        };
         let answer = self.shared.transport.ask(&ask).await?;
         if answer.response.status() != 401 || answer.redirected || given.is_some() {
             return Ok(answer);

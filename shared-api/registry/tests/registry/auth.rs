@@ -76,6 +76,17 @@ fn give(kind: &str, seen: &Seen) -> Reply {
 }
 
 #[tokio::test]
+async fn readers_with_different_limits_share_tokens() {
+    let server = with_tokens("post").await;
+    let repository = at_with(&server, Some(&password()));
+    for ahead in [Some(16 << 10), None, Some(32 << 10), Some(16 << 10)] {
+        repository.clone().receiving_ahead(ahead).resolve().await.unwrap();
+    }
+    let asked = server.seen().into_iter().filter(|seen| seen.target.starts_with("/token")).count();
+    assert_eq!(asked, 1);
+}
+
+#[tokio::test]
 async fn each_kind_of_credential_gets_its_token_once() {
     for (kind, credential, asked) in [
         ("get", Some(password()), vec!["POST", "GET"]),

@@ -168,7 +168,6 @@ pub(crate) fn client_with(hosts: &Path, proxies: Proxies) -> RegistryClient {
         hosts_dirs: vec![hosts.to_owned()],
         user_agent: "test/1".to_owned(),
         proxies,
-        receive_buffer: None,
         time: None,
     })
 }

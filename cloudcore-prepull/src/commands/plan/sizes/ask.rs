@@ -31,7 +31,6 @@ pub(super) async fn ask_all(
         hosts_dirs: args.registry_config_path.iter().cloned().collect(),
         user_agent: concat!("cloudcore-prepull/", env!("CARGO_PKG_VERSION")).to_owned(),
         proxies: Proxies::from_env(),
-        receive_buffer: None,
         time: None,
     });
     let mut by_registry: HashMap<&str, Vec<(&Question, &HashSet<Platform>)>> = HashMap::new();
