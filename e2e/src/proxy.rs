@@ -100,6 +100,10 @@ struct Shared {
     faults: Mutex<Vec<Fault>>,
     /// Whether ranges are asked for in vain.
     ignores_ranges: AtomicBool,
+    /// Whether it answers with the page of a captive portal.
+    is_portal: AtomicBool,
+    /// Whether it has the referrers API of OCI 1.1, which the server behind it lacks.
+    lists_referrers: AtomicBool,
     /// Texts of paths whose responses arrive damaged.
     damaged: Mutex<Vec<String>>,
     /// The storage to which requests for blobs are redirected.
@@ -140,6 +144,8 @@ impl Proxy {
             cut_after: Mutex::default(),
             faults: Mutex::default(),
             ignores_ranges: AtomicBool::new(false),
+            is_portal: AtomicBool::new(false),
+            lists_referrers: AtomicBool::new(false),
             damaged: Mutex::default(),
             storage: Mutex::default(),
             signatures: Arc::default(),
@@ -230,6 +236,17 @@ impl Proxy {
     /// Sends whole blobs from now on, whatever range is asked for. HTTP only.
     pub fn ignore_ranges(&self) {
         self.shared.ignores_ranges.store(true, Ordering::SeqCst);
+    }
+
+    /// Answers each request with a page for people, as a network does whose users have to log in first, or no longer. HTTP only.
+    pub fn be_portal(&self, is_portal: bool) {
+        self.shared.is_portal.store(is_portal, Ordering::SeqCst);
+    }
+
+    /// Serves the referrers API of OCI 1.1 from now on, out of the tags that stand in for it in the registry behind, and hides
+    /// these tags. HTTP only.
+    pub fn list_referrers(&self) {
+        self.shared.lists_referrers.store(true, Ordering::SeqCst);
     }
 
     /// Changes the first byte of each response to a path that contains this, from now on. HTTP only.

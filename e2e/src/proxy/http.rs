@@ -12,6 +12,16 @@ use super::{Authorizations, Record, Shared, Signatures, lock, relay};
 /// Longest head of a request or response, in bytes. Tokens of a few KiB are the longest fields in practice.
 const MAX_HEAD: usize = 64 * 1024;
 
+/// The page of a captive portal.
+const PORTAL: &str = "<!DOCTYPE html><html><body>Welcome to the guest network. Please log in.</body></html>";
+/// Where referrers of a digest are asked for, and the tag that stands in for that.
+const REFERRERS: &str = "/referrers/sha256:";
+const STANDING_IN: &str = "/manifests/sha256-";
+/// The list of the referrers of what has none.
+const NO_REFERRERS: &str =
+    r#"{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[]}"#;
+const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+
 pub(super) async fn forward(mut client: TcpStream, shared: &Shared) -> Result<()> {
     let Some((head, body)) = read_head(&mut client).await? else { return Ok(()) };
     let mut record = parse(&head)?;
@@ -32,6 +42,8 @@ pub(super) async fn forward(mut client: TcpStream, shared: &Shared) -> Result<()
     let without_range = shared.ignores_ranges.load(Ordering::SeqCst);
     let asked = if without_range { without_header(&head, "range:") } else { head };
     let asked = if shared.has_expired(&asked) { without_header(&asked, "authorization:") } else { asked };
+    let is_of_referrers = shared.lists_referrers.load(Ordering::SeqCst) && asked.contains(REFERRERS);
+    let asked = if is_of_referrers { asked.replacen(REFERRERS, STANDING_IN, 1) } else { asked };
     server.write_all(with_connection_close(&asked).as_bytes()).await?;
     server.write_all(&body).await?;
     let (mut from_client, mut to_client) = client.into_split();
@@ -56,6 +68,12 @@ pub(super) async fn forward(mut client: TcpStream, shared: &Shared) -> Result<()
             start.first_mut().into_iter().for_each(|byte| *byte ^= 1);
         }
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+        if is_of_referrers && status == 404 {
+            lock(&shared.records)[number].status = 200;
+            return Answer { media_type: INDEX, body: NO_REFERRERS, ..Answer::of(200) }
+                .send(&mut to_client, shared)
+                .await;
+        }
         lock(&shared.records)[number].status = status;
         let count = |bytes: usize| lock(&shared.records)[number].bytes += bytes as u64;
         relay::send_down(&mut to_client, with_connection_close(&head).as_bytes(), shared).await?;
@@ -120,6 +138,11 @@ fn with_connection_close(head: &str) -> String {
     format!("{}\r\nConnection: close\r\n\r\n", head.trim_end())
 }
 
+/// Whether a path is that of a tag which stands in for the referrers API. That of a signature by cosign 2 has an ending.
+fn stands_in(path: &str) -> bool {
+    path.split_once(STANDING_IN).is_some_and(|(_, hex)| !hex.contains('.'))
+}
+
 /// Removes each header with this beginning, in lower case.
 fn without_header(head: &str, beginning: &str) -> String {
     let mut lines = head.trim_end().split("\r\n");
@@ -133,18 +156,24 @@ fn without_header(head: &str, beginning: &str) -> String {
 struct Answer {
     status: u16,
     location: Option<String>,
+    media_type: &'static str,
+    body: &'static str,
 }
 
 impl Answer {
-    /// Answers with an error in the form of a registry, or with a redirect.
-    async fn send(self, client: &mut TcpStream, shared: &Shared) -> Result<()> {
-        let Self { status, location } = self;
+    /// An error in the form of a registry.
+    fn of(status: u16) -> Self {
         let body = r#"{"errors":[{"code":"UNKNOWN","message":"injected by the test"}]}"#;
+        Self { status, location: None, media_type: "application/json", body }
+    }
+
+    async fn send(self, client: &mut (impl AsyncWriteExt + Unpin), shared: &Shared) -> Result<()> {
+        let Self { status, location, media_type, body } = self;
         let reason = http::StatusCode::from_u16(status).ok();
         let reason = reason.and_then(|status| status.canonical_reason()).unwrap_or("-");
         let location = location.map_or_else(String::new, |location| format!("Location: {location}\r\n"));
         let text = format!(
-            "HTTP/1.1 {status} {reason}\r\n{location}Content-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            "HTTP/1.1 {status} {reason}\r\n{location}Content-Type: {media_type}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
             body.len(),
         );
         relay::send_down(client, text.as_bytes(), shared).await?;
@@ -155,8 +184,14 @@ impl Answer {
 impl Shared {
     /// What the proxy answers instead of the server, if it does.
     fn answer_to(&self, head: &str, path: &str) -> Option<Answer> {
+        if self.is_portal.load(Ordering::SeqCst) {
+            return Some(Answer { media_type: "text/html; charset=utf-8", body: PORTAL, ..Answer::of(200) });
+        }
         if let Some(status) = self.take_fault(path) {
-            return Some(Answer { status, location: None });
+            return Some(Answer::of(status));
+        }
+        if self.lists_referrers.load(Ordering::SeqCst) && stands_in(path) {
+            return Some(Answer::of(404));
         }
         if !path.contains("/blobs/") {
             return None;
@@ -164,13 +199,13 @@ impl Shared {
         if let Some((storage, signatures)) = &*lock(&self.storage) {
             let number = signatures.issued.fetch_add(1, Ordering::SeqCst) + 1;
             let location = Some(format!("http://{storage}{path}?signature={number}"));
-            return Some(Answer { status: 307, location });
+            return Some(Answer { location, ..Answer::of(307) });
         }
         let Signatures { issued, expired } = &*self.signatures;
         let signature = head.split(' ').nth(1).and_then(|target| target.split_once("?signature="));
         let number = signature.and_then(|(_, number)| number.parse().ok()).unwrap_or(0);
         let is_valid = expired.load(Ordering::SeqCst) < number || issued.load(Ordering::SeqCst) == 0;
-        (!is_valid).then_some(Answer { status: 403, location: None })
+        (!is_valid).then(|| Answer::of(403))
     }
 
     /// Whether what the request shows has expired. Remembers it otherwise.
