@@ -1,13 +1,17 @@
 //! Signatures that the real cosign has made, beside images in a real registry, by the code with which the agent verifies
 //! them.
 
+use std::collections::BTreeSet;
+
 use edgecore_prepull::images::puller::PullError;
 use edgecore_prepull::images::verify::{Verdict, verify};
 use prepull_api::crd::status::ImagePrePullJobStatus;
 use prepull_api::download::{Verification, VerificationMode};
 use prepull_api::failure::FailureCode;
 use prepull_api::image::Reference;
+use prepull_e2e::ports::Port;
 use prepull_e2e::prelude::*;
+use prepull_e2e::proxy::Record;
 use prepull_e2e::signing::{Form, Signer};
 use prepull_registry::{RegistryClient, Settings};
 use serde_json::json;
@@ -18,7 +22,15 @@ async fn check(
     mode: VerificationMode,
     keys: &[&Signer],
 ) -> Result<Result<Verdict, PullError>> {
-    let client = RegistryClient::new(Settings::default());
+    check_by(RegistryClient::new(Settings::default()), reference, mode, keys).await
+}
+
+async fn check_by(
+    client: RegistryClient,
+    reference: &str,
+    mode: VerificationMode,
+    keys: &[&Signer],
+) -> Result<Result<Verdict, PullError>> {
     let repository = client.repository(&Reference::parse(reference)?.normalized(), None)?;
     let image = repository.resolve().await?.descriptor;
     let keys = keys.iter().map(|key| key.public_key()).collect::<Result<_>>()?;
@@ -72,6 +84,101 @@ async fn an_image_counts_as_signed_by_its_own_signature_of_a_known_key_only() ->
     assert!(other.contains("and not the image itself"), "{other}");
     ecdsa.sign(&registry, "attested/app", image.digest(), Form::Bundle).await?;
     assert_eq!(check(&attested, VerificationMode::Enforce, &[&ecdsa]).await??, Verdict::Signed);
+    Ok(())
+}
+
+/// How signatures are stored, and found.
+const LAYOUTS: [(&str, Form, bool); 3] = [
+    ("cosign 2: a tag", Form::Tag, false),
+    ("cosign 3: the tag of the referrers", Form::Bundle, false),
+    ("cosign 3: the referrers API", Form::Bundle, true),
+];
+
+#[tokio::test]
+async fn signatures_are_found_behind_mirrors() -> Result<()> {
+    let (mirror, origin) =
+        tokio::try_join!(Registry::start().into_future(), Registry::start().into_future())?;
+    let (signer, nowhere) = (Signer::ecdsa().await?, Port::reserve()?);
+    let hosts_dirs = vec![Place::here()?.registry_hosts()];
+    let client = || RegistryClient::new(Settings { hosts_dirs: hosts_dirs.clone(), ..Settings::default() });
+    for (number, (layout, form, by_api)) in LAYOUTS.into_iter().enumerate() {
+        let (at_mirror, at_origin) = (Proxy::http(mirror.addr())?, Proxy::http(origin.addr())?);
+        if by_api {
+            at_mirror.list_referrers();
+            at_origin.list_referrers();
+        }
+        for (where_signed, signed) in [
+            ("both", [true, true]),
+            ("mirror", [true, false]),
+            ("origin", [false, true]),
+            ("none", [false, false]),
+        ] {
+            let repository = format!("{where_signed}/layout-{number}");
+            let image = Image::small(where_signed)?;
+            let path = format!("{repository}:v1");
+            mirror.seed(&image, &path)?;
+            let reference = origin.seed(&image, &path)?;
+            for (registry, _) in [&mirror, &origin].into_iter().zip(signed).filter(|(_, signed)| *signed) {
+                signer.sign(registry, &repository, image.digest(), form).await?;
+            }
+            let verify = async || check_by(client(), &reference, VerificationMode::Enforce, &[&signer]).await;
+
+            origin.route_by_mirror(at_mirror.addr(), at_origin.addr())?;
+            match (verify().await?, signed) {
+                (Ok(Verdict::Signed), [true, _] | [_, true]) => {}
+                (Err(error), [false, false]) if error.code == FailureCode::SignatureInvalid => {}
+                (other, _) => bail!("{layout}, signed at {where_signed}: {other:?}"),
+            }
+            let asked_origin = at_origin.records().len();
+            ensure!(!signed[0] || asked_origin == 0, "{layout}: the origin was asked in vain");
+
+            // In an air-gapped site only the mirror can be reached.
+            origin.route_by_mirror(at_mirror.addr(), nowhere.addr())?;
+            match (verify().await?, signed) {
+                (Ok(Verdict::Signed), [true, _]) => {}
+                // The origin may have one, so that it isn't known to be unsigned.
+                (Err(error), [false, _]) if error.code == FailureCode::Unreachable => {}
+                (other, _) => bail!("{layout}, signed at {where_signed}, air-gapped: {other:?}"),
+            }
+            origin.route_by_mirror(at_mirror.addr(), at_origin.addr())?;
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_referrer_in_trouble_hides_no_other() -> Result<()> {
+    let registry = Registry::start().await?;
+    let link = Proxy::http(registry.addr())?;
+    link.list_referrers();
+    registry.route_through(&link)?;
+    let hosts_dirs = vec![Place::here()?.registry_hosts()];
+    let client = || RegistryClient::new(Settings { hosts_dirs: hosts_dirs.clone(), ..Settings::default() });
+    let (signer, other) = (Signer::ecdsa().await?, Signer::ecdsa().await?);
+    let image = Image::small("troubled")?;
+    let reference = registry.seed(&image, "team/troubled:v1")?;
+    for signer in [&other, &signer] {
+        signer.sign(&registry, "team/troubled", image.digest(), Form::Bundle).await?;
+    }
+    let verify = async || check_by(client(), &reference, VerificationMode::Enforce, &[&signer]).await;
+    assert_eq!(verify().await??, Verdict::Signed);
+    let manifests = |record: &Record| record.path.contains("/manifests/sha256:").then(|| record.path.clone());
+    let read: BTreeSet<String> =
+        link.records().iter().filter_map(manifests).filter(|path| !path.ends_with(image.digest())).collect();
+    ensure!(read.len() == 2, "two signatures are looked at: {read:?}");
+
+    let mut outcomes = Vec::new();
+    for path in &read {
+        link.fail_next_on(path, 1000, 503);
+        outcomes.push(verify().await?);
+        link.stop_failing();
+    }
+    // The one is valid whatever becomes of the other, which may have been the valid one where it can't be read.
+    outcomes.sort_by_key(Result::is_ok);
+    ensure!(
+        matches!(&outcomes[..], [Err(error), Ok(Verdict::Signed)] if error.code == FailureCode::RegistryError),
+        "{outcomes:?}"
+    );
     Ok(())
 }
 

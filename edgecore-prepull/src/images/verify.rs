@@ -17,8 +17,8 @@ mod tests;
 use prepull_api::download::{Verification, VerificationMode};
 use prepull_api::failure::FailureCode;
 use prepull_api::wire::truncate_reason;
+use prepull_registry::Repository;
 use prepull_registry::manifest::Descriptor;
-use prepull_registry::{RegistryError, Repository};
 
 use self::keys::Keys;
 use self::search::Search;
@@ -39,6 +39,8 @@ pub enum Verdict {
 /// What is wrong with one signature. Of several flaws the last one in this order is told, since it tells most.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 enum Flaw {
+    #[error("a signature is listed beside it that the registry doesn't have")]
+    Missing,
     #[error("its signature is malformed: {0}")]
     Malformed(String),
     #[error("its signature has {0} bytes, which is more than any needs")]
@@ -79,13 +81,17 @@ async fn check(
     }
     let keys = Keys::parse(&verification.keys).map_err(|reason| unusable(&reason))?;
     let mut search = Search::new(repository, image, &keys);
-    let unread = |error: RegistryError| {
-        let error = PullError::from(error);
-        let message = format!("signatures cannot be read: {}", error.message);
-        PullError { message: truncate_reason(&message), ..error }
-    };
-    if search.find().await.map_err(unread)? {
-        return Ok(());
+    match search.find().await {
+        Ok(true) => return Ok(()),
+        Ok(false) => {}
+        Err(error) => {
+            let error = PullError::from(error);
+            let elsewhere =
+                search.has_found_flaw().then(|| format!("; and of what was read: {}", search.reason()));
+            let message =
+                format!("signatures cannot be read: {}{}", error.message, elsewhere.unwrap_or_default());
+            return Err(PullError { message: truncate_reason(&message), ..error });
+        }
     }
     let reason = format!("{} ({})", search.reason(), image.digest);
     Err(PullError::new(ErrorClass::Permanent, reason).with_code(FailureCode::SignatureInvalid))

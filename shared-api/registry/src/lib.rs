@@ -34,4 +34,4 @@ pub use blob::{BlobStream, HostId};
 pub use client::{RegistryClient, Settings};
 pub use error::{Kind, RegistryError};
 pub use proxy::Proxies;
-pub use repository::{Chosen, Contents, Repository, Resolved};
+pub use repository::{Chosen, Contents, Place, Repository, Resolved};

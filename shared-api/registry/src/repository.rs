@@ -25,6 +25,7 @@ use crate::manifest::{
 };
 use crate::transport::Answer;
 pub use choose::{Chosen, Contents};
+pub use referrers::Place;
 
 const DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
 
@@ -94,15 +95,6 @@ impl Repository {
             (None, None) => {
                 Err(RegistryError::new(Kind::Protocol, "the reference has neither tag nor digest"))
             }
-        }
-    }
-
-    /// Asks what another tag of this repository points to. `None` if there is none.
-    pub async fn resolve_tag(&self, tag: &str) -> Result<Option<Resolved>, RegistryError> {
-        match self.resolve_object(tag, |c| c.pull && c.resolve).await {
-            Ok(resolved) => Ok(Some(resolved)),
-            Err(error) if error.kind == Kind::NotFound => Ok(None),
-            Err(error) => Err(error),
         }
     }
 

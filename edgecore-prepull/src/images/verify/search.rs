@@ -1,7 +1,9 @@
-//! The search for a signature that is valid: at the tag, then among the referrers.
+//! The search for a signature that is valid: at each endpoint, at the tag, then among the referrers.
+
+use std::collections::HashSet;
 
 use prepull_registry::manifest::{Descriptor, Manifest};
-use prepull_registry::{RegistryError, Repository};
+use prepull_registry::{Kind, Place, RegistryError, Repository};
 
 use super::bundle::{self, Bundle};
 use super::keys::Keys;
@@ -10,6 +12,8 @@ use super::{Flaw, simple};
 /// Most signatures of an image that are looked at, in each of the two places. An image is signed once or twice; whoever
 /// could add hundreds of signatures could make each node fetch them.
 pub(super) const MAX_SIGNATURES: usize = 16;
+/// Most signatures that can't be read before we read no more of them: each may take the time of a dead connection.
+const MAX_FAILURES: usize = 4;
 /// Largest document, bundle or manifest of a signature. They have less than 2 KiB; a bundle with a certificate 8 KiB.
 pub(super) const MAX_DOCUMENT: u64 = 64 << 10;
 /// Types of referrers that may be signatures. Registries that do not know the type of an artifact say the one of its empty
@@ -28,30 +32,101 @@ pub(super) struct Search<'a> {
     worst: Option<Flaw>,
     /// How many there were in a place, where not all of them were looked at.
     cut: Option<usize>,
+    /// Manifests of signatures that were looked at, at an endpoint before.
+    seen: HashSet<String>,
+    /// What kept us from looking at something that may be the signature.
+    failure: Option<RegistryError>,
+    failures: usize,
 }
 
 impl<'a> Search<'a> {
     pub(super) fn new(repository: &'a Repository, image: &'a Descriptor, keys: &'a Keys) -> Self {
-        Self { repository, image, keys, worst: None, cut: None }
+        let (worst, cut, seen, failure, failures) = (None, None, HashSet::new(), None, 0);
+        Self { repository, image, keys, worst, cut, seen, failure, failures }
     }
 
-    /// Whether there is a valid signature.
+    /// Whether there is a valid signature. The endpoints are asked one after another, since a mirror may lack a signature
+    /// that the registry has.
+    ///
+    /// # Errors
+    /// None was found, and something that may have been one could not be read.
     pub(super) async fn find(&mut self) -> Result<bool, RegistryError> {
-        let tag = format!("{}.sig", self.image.digest.replace(':', "-"));
-        if let Some(found) = self.repository.resolve_tag(&tag).await?
-            && self.check_manifest(&found.descriptor, found.manifest).await?
-        {
-            return Ok(true);
-        }
-        let all = self.repository.referrers(&self.image.digest).await?;
-        let signatures: Vec<Descriptor> = all.into_iter().filter(may_be_signature).collect();
-        self.count(signatures.len());
-        for signature in signatures.iter().take(MAX_SIGNATURES) {
-            if self.check_manifest(signature, None).await? {
+        for place in self.repository.places() {
+            if self.find_at(place).await {
                 return Ok(true);
             }
         }
-        Ok(false)
+        self.failure.take().map_or(Ok(false), Err)
+    }
+
+    async fn find_at(&mut self, place: Place<'_>) -> bool {
+        let tag = format!("{}.sig", self.image.digest.replace(':', "-"));
+        match place.resolve_tag(&tag).await {
+            Ok(Some(found)) => {
+                if self.is_signed_by(&found.descriptor, found.manifest).await {
+                    return true;
+                }
+            }
+            Ok(None) => {}
+            Err(error) => {
+                let is_away = error.kind == Kind::Unreachable;
+                self.note_failure(error);
+                if is_away {
+                    return false;
+                }
+            }
+        }
+        let all = match place.referrers(&self.image.digest).await {
+            Ok(all) => all,
+            Err(error) => {
+                self.note_failure(error);
+                return false;
+            }
+        };
+        let signatures: Vec<Descriptor> = all.into_iter().filter(may_be_signature).collect();
+        self.count(signatures.len());
+        for signature in signatures.iter().take(MAX_SIGNATURES) {
+            if self.is_signed_by(signature, None).await {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Whether one of the signatures in this manifest is valid. One that can't be read is no reason to stop: the next may be
+    /// the one.
+    async fn is_signed_by(&mut self, descriptor: &Descriptor, content: Option<Vec<u8>>) -> bool {
+        if self.failures >= MAX_FAILURES || self.seen.contains(&descriptor.digest) {
+            return false;
+        }
+        match self.check_manifest(descriptor, content).await {
+            Ok(is_valid) => {
+                self.seen.insert(descriptor.digest.clone());
+                is_valid
+            }
+            // Something lists it that nobody has.
+            Err(error) if error.kind == Kind::NotFound => {
+                self.note(Flaw::Missing);
+                false
+            }
+            Err(error) => {
+                self.note_failure(error);
+                false
+            }
+        }
+    }
+
+    /// Keeps the failure after which another attempt helps most.
+    fn note_failure(&mut self, error: RegistryError) {
+        self.failures += 1;
+        if self.failure.as_ref().is_none_or(|kept| !may_pass(kept) && may_pass(&error)) {
+            self.failure = Some(error);
+        }
+    }
+
+    /// Whether anything was found that may be a signature.
+    pub(super) fn has_found_flaw(&self) -> bool {
+        self.worst.is_some()
     }
 
     /// Why there is none.
@@ -126,6 +201,19 @@ impl<'a> Search<'a> {
         if self.worst.as_ref().is_none_or(|worst| *worst < flaw) {
             self.worst = Some(flaw);
         }
+    }
+}
+
+/// Whether the same request may succeed later.
+fn may_pass(error: &RegistryError) -> bool {
+    match error.kind {
+        Kind::Unreachable | Kind::TooSlow | Kind::Server { .. } | Kind::RateLimited { .. } => true,
+        Kind::Unauthorized
+        | Kind::NotFound
+        | Kind::PlatformMismatch
+        | Kind::Protocol
+        | Kind::DigestMismatch
+        | Kind::Unsupported => false,
     }
 }
 

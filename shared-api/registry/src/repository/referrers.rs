@@ -1,25 +1,53 @@
-//! What refers to an image: signatures, attestations.
+//! What stands beside an image: its signatures and attestations.
+//!
+//! Content with a digest is the same at each endpoint, so the first endpoint that has it will do. What stands beside an image
+//! differs: a mirror may keep images and no signatures, or only those of last month. So each endpoint is asked by itself, and
+//! the caller decides whether it found enough.
 
 use futures::future::FutureExt;
 use http::{HeaderMap, HeaderValue, Method};
 
-use super::Repository;
+use super::{Repository, Resolved};
 use crate::error::{Kind, RegistryError};
 use crate::hosts::Endpoint;
 use crate::manifest::{Descriptor, Index, MAX_MANIFEST, OCI_INDEX};
 
+/// One endpoint of a repository: a mirror, or the registry itself.
+#[derive(Clone, Copy)]
+pub struct Place<'a> {
+    repository: &'a Repository,
+    endpoint: &'a Endpoint,
+}
+
 impl Repository {
-    /// The referrers of a digest, by the API of OCI 1.1, or by the tag that stands in for it. Empty if there are none. Of a
+    /// The endpoints at which something may stand beside an image, in their order. One that may resolve tags is asked for
+    /// referrers too: a hosts.toml from before containerd 2.1 couldn't say `referrers`, and a signature proves itself.
+    pub fn places(&self) -> Vec<Place<'_>> {
+        let able = self.endpoints.iter().filter(|endpoint| {
+            let may = endpoint.capabilities;
+            may.resolve || may.referrers
+        });
+        able.map(|endpoint| Place { repository: self, endpoint }).collect()
+    }
+}
+
+impl Place<'_> {
+    /// Asks what a tag of the repository points to here. `None` if there is no such tag.
+    pub async fn resolve_tag(&self, tag: &str) -> Result<Option<Resolved>, RegistryError> {
+        match self.repository.resolve_at(self.endpoint, tag).boxed().await {
+            Ok(resolved) => Ok(Some(resolved)),
+            Err(error) if error.kind == Kind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The referrers of a digest that this endpoint lists, by the API of OCI 1.1, or by the tag that stands in for it. Of a
     /// list in several parts it is the first one.
     pub async fn referrers(&self, digest: &str) -> Result<Vec<Descriptor>, RegistryError> {
-        match self
-            .first_of(|c| c.referrers, &[], |endpoint| self.referrers_at(endpoint, digest).boxed())
-            .await
-        {
-            Ok(Some(referrers)) => return Ok(referrers),
-            Ok(None) => {}
-            Err(error) if error.kind == Kind::NotFound => {}
-            Err(error) => return Err(error),
+        let by_api = self.referrers_by_api(digest).boxed().await?;
+        // A cache that knows the API and not what is behind it answers with an empty list.
+        if let Some(referrers) = by_api.filter(|referrers| !referrers.is_empty()) {
+            return Ok(referrers);
         }
         let Some(resolved) = self.resolve_tag(&digest.replace(':', "-")).await? else {
             return Ok(Vec::new());
@@ -29,25 +57,22 @@ impl Repository {
         }
         let content = match resolved.manifest {
             Some(content) => content,
-            None => self.manifest(&resolved.descriptor).await?,
+            None => self.repository.manifest(&resolved.descriptor).await?,
         };
         Ok(Index::parse(&content)?.manifests)
     }
 
     /// `None` if the endpoint does not know the API.
-    async fn referrers_at(
-        &self,
-        endpoint: &Endpoint,
-        digest: &str,
-    ) -> Result<Option<Vec<Descriptor>>, RegistryError> {
+    async fn referrers_by_api(&self, digest: &str) -> Result<Option<Vec<Descriptor>>, RegistryError> {
+        let Self { repository, endpoint } = self;
         let accept = HeaderMap::from_iter([(http::header::ACCEPT, HeaderValue::from_static(OCI_INDEX))]);
-        let path = self.path(endpoint, "referrers", digest);
-        let answer = self.ask(endpoint, Method::GET, &path, accept).await?;
+        let path = repository.path(endpoint, "referrers", digest);
+        let answer = repository.ask(endpoint, Method::GET, &path, accept).await?;
         if matches!(answer.response.status().as_u16(), 400 | 404 | 405 | 501) {
             return Ok(None);
         }
-        let answer = self.accept(answer).await?;
-        let content = self.read(answer, MAX_MANIFEST).await?;
+        let answer = repository.accept(answer).await?;
+        let content = repository.read(answer, MAX_MANIFEST).await?;
         Index::parse(&content).map(|index| Some(index.manifests))
     }
 }

@@ -184,11 +184,12 @@ async fn referrers_are_found_by_the_api_or_by_the_tag_that_stands_in_for_it() {
             reply(200, &[("Content-Type", OCI_INDEX)], &index)
         })
         .await;
-        let referrers = is_send(at(&server).referrers(&sha256(b"image"))).await.unwrap();
+        let repository = at(&server);
+        let referrers = is_send(repository.places()[0].referrers(&sha256(b"image"))).await.unwrap();
         assert_eq!(referrers.len(), 1, "by API: {by_api}");
         assert_eq!(referrers[0].artifact_type.as_deref(), Some("a/b"));
         assert_eq!(referrers[0].annotations["k"], "v");
     }
     let none = Server::start(|_| reply(404, &[], "")).await;
-    assert_eq!(at(&none).referrers(&sha256(b"image")).await.unwrap(), []);
+    assert_eq!(at(&none).places()[0].referrers(&sha256(b"image")).await.unwrap(), []);
 }

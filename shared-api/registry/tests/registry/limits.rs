@@ -21,9 +21,10 @@ async fn bodies_heads_and_indexes_without_end_are_refused_in_bounded_memory() {
     let endless = |head: &'static str| Server::start(move |_| Reply::Endless(head.as_bytes().to_vec()));
     // A manifest without end, whatever its head says.
     let server = endless("HTTP/1.1 200 OK\r\n\r\n").await;
-    let error = at(&server).resolve_tag("x").await.unwrap_err();
+    let beside = at(&server);
+    let error = beside.places()[0].resolve_tag("x").await.unwrap_err();
     assert_eq!(error.kind, Kind::Protocol, "{error}");
-    assert_eq!(at(&server).referrers(&sha256(b"x")).await.unwrap_err().kind, Kind::Protocol);
+    assert_eq!(beside.places()[0].referrers(&sha256(b"x")).await.unwrap_err().kind, Kind::Protocol);
     let small = Descriptor { digest: sha256(b"x"), size: 5, ..Descriptor::default() };
     assert_eq!(at(&server).small_blob(&small, 100).await.unwrap_err().kind, Kind::Protocol);
     assert_eq!(at(&server).small_blob(&blob, 100).await.unwrap_err().kind, Kind::Protocol);
