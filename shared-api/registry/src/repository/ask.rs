@@ -1,5 +1,6 @@
 //! One request to one endpoint: with what it wants to be shown, and with its refusals put into words.
 
+use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Method};
 use serde::Deserialize;
 
@@ -120,6 +121,10 @@ impl Repository {
     /// The answer, if it is no refusal.
     pub(super) async fn accept(&self, answer: Answer) -> Result<Answer, RegistryError> {
         let status = answer.response.status();
+        if status.is_success() && is_html(&answer) {
+            let message = format!("{} answered with HTML: a captive portal?", answer.from);
+            return Err(RegistryError::new(Kind::Unreachable, message));
+        }
         if status.is_success() {
             return Ok(answer);
         }
@@ -151,6 +156,14 @@ impl Repository {
         let read = body::read(response, limit).await;
         read.map_err(|error| RegistryError::new(error.kind, format!("{from}: {error}")))
     }
+}
+
+/// Whether it's a page for people. A registry has none at these paths; a network that wants its users to log in first answers
+/// every request with one.
+fn is_html(answer: &Answer) -> bool {
+    let media_type = answer.response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let media_type = media_type.and_then(|text| text.split(';').next()).unwrap_or_default();
+    ["text/html", "application/xhtml+xml"].iter().any(|html| media_type.trim().eq_ignore_ascii_case(html))
 }
 
 /// What a registry says of its refusal, by the distribution specification.

@@ -173,3 +173,21 @@ async fn what_does_not_speak_http_is_a_protocol_error_and_what_hangs_up_is_unrea
     drop(gone);
     assert_eq!(repository.resolve().await.unwrap_err().kind, Kind::Unreachable);
 }
+
+#[tokio::test]
+async fn a_page_is_a_captive_portal() {
+    let page = "<html>Log in to the guest network</html>";
+    for media_type in ["text/html", "text/html; charset=utf-8", "Text/HTML"] {
+        let server = Server::start(move |_| reply(200, &[("Content-Type", media_type)], page)).await;
+        let repository = at(&server);
+        let place = repository.places()[0];
+        for error in [
+            repository.resolve().await.unwrap_err(),
+            repository.blob(&blob(), 0, &[]).await.unwrap_err(),
+            place.referrers(&sha256(b"image")).await.unwrap_err(),
+        ] {
+            assert_eq!(error.kind, Kind::Unreachable, "it may go away: {error}");
+            assert_eq!(error.message, format!("{} answered with HTML: a captive portal?", server.at));
+        }
+    }
+}
