@@ -140,8 +140,21 @@ async fn one_line_takes_a_bare_machine_to_a_job_and_another_leaves_nothing() -> 
     let journal = node.machine.run(&["journalctl", "--no-pager"]).await?;
     ensure!(journal.contains("edgecore-prepull starts") && !journal.contains(&secret), "{journal}");
 
+    // In the middle of a pull.
+    let link = Proxy::http(registry.addr())?;
+    link.throttle(Some(MIB));
+    registry.route_through(&link)?;
+    let half = registry.seed(&Image::of_layers("half", &[32 * MIB])?, "team/half:v1")?;
+    cluster.job("half").on(["edge-1"]).images([&half]).apply().await?;
+    eventually("a part of it is there", SOON, async || {
+        ensure!(!containerd.leases().await?.is_empty() && !containerd.ingests().await?.is_empty(), "nothing");
+        Ok(())
+    })
+    .await?;
     let gone = node.machine.run(&[DOWNLOAD, "uninstall"]).await?;
     ensure!(gone.contains("node revoke edge-1"), "{gone}");
+    ensure!(gone.contains("released what 1 unfinished pulls had downloaded"), "{gone}");
+    assert_eq!(containerd.leases().await?, Vec::<String>::new());
     assert_eq!(node.files().await?, before);
     let state =
         node.shell("systemctl show edgecore-prepull --property=LoadState,ActiveState --value").await?;

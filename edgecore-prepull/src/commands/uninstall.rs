@@ -148,7 +148,9 @@ pub(crate) async fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
     }
     // The agent is stopped by now: none pins again.
     if !steps.is_empty() && !dry_run {
-        unpin_all(runtime).await?;
+        let puller = CriPuller::new(runtime);
+        unpin_all(&puller).await?;
+        release_all(&puller).await?;
     }
     if !has_systemd && !steps.is_empty() {
         say(&format!("no systemd runs here: remove what starts the agent: {}", explain_stop(init)))?;
@@ -171,8 +173,7 @@ fn runtime_of(settings: &Path) -> RuntimeEndpoint {
 }
 
 /// Ends all pins: without an agent nobody would learn that a job is over.
-async fn unpin_all(runtime: RuntimeEndpoint) -> anyhow::Result<()> {
-    let puller = CriPuller::new(runtime);
+async fn unpin_all(puller: &CriPuller) -> anyhow::Result<()> {
     // Nothing is pinned, or by nothing of ours, or the runtime is gone as well.
     let Some(jobs) = puller.pinning_jobs().await.filter(|jobs| !jobs.is_empty()) else { return Ok(()) };
     match puller.unpin(Unpinned::All).await {
@@ -183,6 +184,20 @@ async fn unpin_all(runtime: RuntimeEndpoint) -> anyhow::Result<()> {
              operations.kubeedge.io/pinned-by=edgecore-prepull",
             jobs.len()
         )),
+    }
+}
+
+/// Releases what unfinished pulls have left in containerd. The kubelet can't remove it, and it would stay for a month.
+async fn release_all(puller: &CriPuller) -> anyhow::Result<()> {
+    // There are none, or the runtime has no leases, or it's gone as well.
+    let Some(leases) = puller.count_leases().await.filter(|leases| *leases > 0) else { return Ok(()) };
+    puller.release_unwanted(&[], true).await;
+    match puller.count_leases().await {
+        Some(0) => say(&format!("released what {leases} unfinished pulls had downloaded")),
+        _ => say(
+            "what unfinished pulls had downloaded stays in containerd for up to 30 days; remove it with `ctr \
+                  --namespace k8s.io leases ls --quiet | grep ^edgecore-prepull- | xargs ctr --namespace k8s.io leases rm`",
+        ),
     }
 }
 

@@ -172,6 +172,13 @@ impl Leases {
         left
     }
 
+    /// Number of our leases. `None` if the runtime has no leases, or does not answer.
+    pub(crate) async fn count(&self) -> Option<usize> {
+        let list = self.client.clone().list(namespaced(ListRequest { filters: Vec::new() })).await;
+        let leases = list.ok()?.into_inner().leases;
+        Some(leases.iter().filter(|lease| lease.id.starts_with(self.owner.prefix())).count())
+    }
+
     /// Finds a lease of somebody else that holds this content, other than those in `ignored`.
     pub(crate) async fn other_holder(&self, digest: &str, ignored: &HashSet<String>) -> Option<String> {
         let list = self.client.clone().list(namespaced(ListRequest { filters: Vec::new() })).await;

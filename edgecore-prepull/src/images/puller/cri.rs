@@ -99,6 +99,11 @@ impl CriPuller {
         }
     }
 
+    /// Number of leases that unfinished pulls of the agent have left. `None` if the runtime has no leases, or does not answer.
+    pub(crate) async fn count_leases(&self) -> Option<usize> {
+        self.leases.count().await
+    }
+
     /// The same with another time after which a download that receives nothing is given up: for tests, on runtimes that
     /// are real, which cannot wait for minutes.
     #[must_use]
