@@ -19,6 +19,7 @@
 //!    ├─ Machine   a systemd of its own, in namespaces, for what only an init shows
 //!    ├─ Network   namespaces for the cloud and for edges, with cables that can be cut, one way or both
 //!    ├─ Lan       namespaces for the boxes of a site at a switch, and its uplink with a rate and a counter
+//!    ├─ Wire      a link to one edge that delays and loses packets as real ones do
 //!    ├─ Boxes     a site behind an uplink: a Lan, a cloud and a registry outside, an EdgeNode in each box
 //!    ├─ Stage     cluster, cloud and edge nodes in one step
 //!    ├─ Site      cluster, cloud and a registry behind a link that can be slowed and cut: for tests of faults

@@ -12,11 +12,14 @@
 //! the root namespace. Dropping packets needs only `iptables`. Delaying them would need `netem`, which some kernels
 //! lack; [`Cable::slow_way`] delays connections instead.
 //!
-//! A [`Lan`] is another layout: the boxes of one site at a switch, behind one uplink.
+//! A [`Lan`] is another layout: the boxes of one site at a switch, behind one uplink. A [`Wire`] leads to one edge, and treats
+//! packets as one of the [`profiles`] of real links does.
 
 pub mod lan;
 mod passage;
+pub mod profiles;
 pub(crate) mod space;
+mod wire;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
@@ -27,6 +30,7 @@ use anyhow::{Context, Result};
 pub use lan::{Lan, Outlet, Uplink};
 pub use passage::Passage;
 pub use space::Space;
+pub use wire::Wire;
 
 /// The number of uplinks that this process has made.
 static UPLINKS: AtomicU32 = AtomicU32::new(0);

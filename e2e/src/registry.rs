@@ -132,9 +132,13 @@ impl Registry {
 
     /// Like [`Self::route_through`], for one containerd only.
     pub fn route_node_through(&self, containerd: &crate::node::Containerd, proxy: &Proxy) -> Result<()> {
-        containerd.own_registry_host(&self.host, |hosts| {
-            write_hosts(hosts, &self.host, proxy.addr(), self.ca.as_deref())
-        })
+        self.route_node(containerd, proxy.addr())
+    }
+
+    /// Like [`Self::route`], for one containerd only.
+    pub fn route_node(&self, containerd: &crate::node::Containerd, to: SocketAddr) -> Result<()> {
+        containerd
+            .own_registry_host(&self.host, |hosts| write_hosts(hosts, &self.host, to, self.ca.as_deref()))
     }
 
     /// Makes the containerds of this test reach the registry directly again.

@@ -32,6 +32,7 @@ mod kruise_rules;
 mod kruise_seeds;
 mod kubeedge;
 mod kubelet_records;
+mod ladder;
 mod leader_label;
 mod links;
 mod manifests;

@@ -14,7 +14,7 @@ use super::eavesdropper::Eavesdropper;
 use super::{Containerd, EdgeNode};
 use crate::cloud::Cloud;
 use crate::disk::Format;
-use crate::network::{Cable, Outlet, Passage, Space};
+use crate::network::{Cable, Outlet, Passage, Space, Wire};
 use crate::parts;
 use crate::place::Place;
 use crate::ports::Port;
@@ -85,6 +85,14 @@ impl<'a> Start<'a> {
         self.space = Some(outlet.space().clone());
         self.whole = true;
         self.tunnel_at(tunnel)
+    }
+
+    /// Runs the agent at the end of a wire, with the tunnel at this address. Containerd stays outside, so the agent has to
+    /// download.
+    #[must_use]
+    pub fn behind(mut self, wire: &Wire, tunnel: SocketAddr) -> Self {
+        self.space = Some(wire.edge().clone());
+        self.tunnel_at(tunnel).args(&["--fetch", "agent"])
     }
 
     /// Connects the tunnel to this address.
