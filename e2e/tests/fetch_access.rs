@@ -185,3 +185,83 @@ async fn a_mirror_of_hosts_toml_with_a_ca_and_a_client_certificate_of_its_own_se
     assert_eq!(fetches.len(), image.blobs().len(), "{fetches:?}");
     Ok(())
 }
+
+#[tokio::test]
+async fn the_runtime_pulls_where_the_agent_cannot_connect() -> Result<()> {
+    let trusted_by_runtime = Authority::new("servers")?;
+    let secure = Registry::start().named("secure.example").tls(&trusted_by_runtime).await?;
+    let hand = Hand::start_on(Registry::start().named("harbor.example"), None).await?;
+    // What the agent sees leads to an address where nobody listens, and to a certificate that it doesn't trust.
+    let (nobody, seen) = (prepull_e2e::ports::Port::reserve()?, hand.containerd.dir().join("seen"));
+    for (registry, addr) in [(&hand.registry, nobody.addr()), (&secure, secure.addr())] {
+        let dir = seen.join(registry.host());
+        std::fs::create_dir_all(&dir)?;
+        std::fs::write(dir.join("hosts.toml"), format!("server = \"https://{addr}\"\n[host]\n"))?;
+    }
+    let pull = |retries: &str, more: &[&str], reference: &str| {
+        let mut command = tokio::process::Command::new(prepull_e2e::parts::program("edgecore-prepull")?);
+        command.args(["pull", "--retries", retries, "--runtime-endpoint", &hand.containerd.endpoint()]);
+        command.arg("--registry-config-path").arg(&seen).args(more).arg(reference).kill_on_drop(true);
+        Ok::<_, anyhow::Error>(command)
+    };
+    for (registry, error) in [(&hand.registry, "onnection refused"), (&secure, "certificate")] {
+        let reference = registry.seed(&Image::small(error)?, "team/seen:v1")?;
+        // A limit and a choice of the agent stay what they are.
+        for more in [["--max-download-rate", "1MiB"], ["--fetch", "agent"]] {
+            let output = pull("0", &more, &reference)?.output().await?;
+            let text = said(&output);
+            ensure!(output.status.code() == Some(1) && text.contains(error), "{more:?}: {text}");
+            ensure!(registry.requests().of("team/seen").blob_fetches().is_empty(), "{more:?}");
+        }
+        let output = pull("0", &[], &reference)?.output().await?;
+        ensure!(output.status.success() && said(&output).contains("1 pulled"), "{}", said(&output));
+        ensure!(hand.containerd.has_image(&reference).await?);
+    }
+    // Where the runtime fails as well, the agent's words count, and one more try doesn't ask it again.
+    hand.containerd.own_registry_host("harbor.example", |hosts| {
+        let dir = hosts.join("harbor.example");
+        std::fs::create_dir_all(&dir)?;
+        Ok(std::fs::write(
+            dir.join("hosts.toml"),
+            format!("server = \"http://{}\"\n[host]\n", nobody.addr()),
+        )?)
+    })?;
+    let output = pull("1", &[], "harbor.example/team/other:v1")?.output().await?;
+    let text = said(&output);
+    ensure!(output.status.code() == Some(1) && text.contains("onnection refused"), "{text}");
+    ensure!(!text.contains("/v2/"), "these are containerd's words: {text}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_snapshotter_elsewhere_can_be_limited() -> Result<()> {
+    let containerd = Containerd::start_unpacking_elsewhere("edge-1");
+    let hand = Hand::start_with(Registry::start(), containerd).await?;
+    let (image, reference) = hand.image("elsewhere", &[MIB, MIB])?;
+    let summary = hand.pulls(&["--max-download-rate", "8MiB", &reference]).await?;
+    ensure!(summary.contains("1 pulled"), "{summary}");
+    ensure!(hand.containerd.dir().join("snapshots/snapshots").read_dir()?.count() >= 2);
+    assert_eq!(hand.containerd.images().await?.get(&reference).map(String::as_str), Some(image.digest()));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_server_alone_is_read_as_the_runtime_does() -> Result<()> {
+    let hand = Hand::start().await?;
+    let image = Image::small("alone")?;
+    hand.registry.seed(&image, "team/alone:v1")?;
+    // The registry itself refuses, the server has it.
+    let upstream = prepull_e2e::ports::Port::reserve()?;
+    let host = upstream.addr().to_string();
+    hand.containerd.own_registry_host(&host, |hosts| {
+        let dir = hosts.join(&host);
+        std::fs::create_dir_all(&dir)?;
+        Ok(std::fs::write(dir.join("hosts.toml"), format!("server = \"http://{}\"\n", hand.link.addr()))?)
+    })?;
+    let reference = format!("{host}/team/alone:v1");
+    let by_runtime = hand.containerd.pull(&reference, None).await.is_ok();
+    let by_agent = hand.pull(&["--retries", "0", &reference])?.output().await?;
+    assert_eq!(by_agent.status.success(), by_runtime, "{}", said(&by_agent));
+    assert_eq!(by_runtime, !hand.containerd.version().await?.trim_start_matches('v').starts_with("1."));
+    Ok(())
+}

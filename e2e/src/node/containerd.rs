@@ -29,6 +29,7 @@ use k8s_cri::v1::{
 use tonic::Request;
 use tonic::transport::Channel;
 
+use self::config::Habit;
 use crate::cleanup::{Child, SOON, eventually};
 use crate::disk::{self, Disk, Format};
 use crate::network::Space;
@@ -102,26 +103,31 @@ pub(crate) fn inside(init: u32, command: &Command) -> Command {
 impl Containerd {
     /// Starts a containerd for the node of this name.
     pub async fn start(name: &str) -> Result<Self> {
-        Self::start_as(name, Data::Shared, false, None).await
+        Self::start_as(name, Data::Shared, Habit::None, None).await
     }
 
     /// Starts a containerd, with its data on a disk of so many bytes if one is given. The disk is removed with the place.
     pub async fn start_on(name: &str, disk: Option<u64>) -> Result<Self> {
-        Self::start_as(name, disk.into(), false, None).await
+        Self::start_as(name, disk.into(), Habit::None, None).await
     }
 
     /// Starts a containerd that removes layers from its content store once they are unpacked, as those of EKS, GKE and Talos
     /// do.
     pub async fn start_discarding(name: &str) -> Result<Self> {
-        Self::start_as(name, Data::Shared, true, None).await
+        Self::start_as(name, Data::Shared, Habit::DiscardsLayers, None).await
+    }
+
+    /// Starts a containerd whose snapshotter has a directory of its own, outside of containerd's.
+    pub async fn start_unpacking_elsewhere(name: &str) -> Result<Self> {
+        Self::start_as(name, Data::Shared, Habit::UnpacksElsewhere, None).await
     }
 
     /// Starts a containerd with its data there, in a network namespace.
     pub(super) async fn start_in(name: &str, data: Data, space: Option<Space>) -> Result<Self> {
-        Self::start_as(name, data, false, space).await
+        Self::start_as(name, data, Habit::None, space).await
     }
 
-    async fn start_as(name: &str, data: Data, discards_layers: bool, space: Option<Space>) -> Result<Self> {
+    async fn start_as(name: &str, data: Data, habit: Habit, space: Option<Space>) -> Result<Self> {
         let place = Place::here()?;
         let dir = place.new_dir(name)?;
         let config = dir.join("config.toml");
@@ -142,7 +148,7 @@ impl Containerd {
         }
         std::fs::create_dir_all(containerd.registry_hosts())?;
         containerd.place.share_registry_hosts()?;
-        let config = config::config(&containerd.dir, &containerd.registry_hosts(), discards_layers)?;
+        let config = config::config(&containerd.dir, &containerd.registry_hosts(), habit)?;
         std::fs::write(&containerd.config, config)?;
         containerd.restart().await?;
         Ok(containerd)

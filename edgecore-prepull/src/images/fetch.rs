@@ -27,6 +27,7 @@ mod room;
 mod runtime;
 mod stop;
 mod unpacked;
+mod unreachable;
 mod unused;
 mod yielding;
 
@@ -177,7 +178,9 @@ impl<P: Puller> Fetching<P> {
         let buckets = Buckets { node: &fetcher.bucket, own: request.terms.bucket };
         let repository = fetcher.client(&facts).repository(&reference, request.credential)?;
         let repository = repository.receiving_ahead(buckets.limit().map(received_ahead));
-        let resolved = repository.resolve().await?;
+        let registry = reference.registry();
+        let resolved = repository.resolve().await.map_err(|error| Stop::of_resolve(error, registry))?;
+        fetcher.unreachable.forget(registry);
         // From here on, only what has this digest is fetched and unpacked.
         let verdict = match request.terms.verification {
             Some(verification) => verify(&repository, &resolved.descriptor, verification).await?,
@@ -277,6 +280,9 @@ impl<P: Puller> Puller for Fetching<P> {
             Ok(pulled) => Ok(pulled),
             Err(Stop::Failed(error)) => Err(error),
             Err(Stop::StepBack(why)) => self.step_back(&why, request, progress).await,
+            Err(Stop::NoConnection { registry, error }) => {
+                self.step_back_unreachable(&registry, error, request, progress).await
+            }
         }
     }
 

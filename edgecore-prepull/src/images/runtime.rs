@@ -63,6 +63,12 @@ impl RuntimeEndpoint {
         })
     }
 
+    /// Id of the process that listens at the socket: 0 if it's in another pid namespace, and `None` if it cannot be asked.
+    pub(crate) async fn peer(&self) -> Option<u32> {
+        let stream = connect(self.find().await.ok()?).await.ok()?;
+        u32::try_from(stream.peer_cred().ok()?.pid()?).ok()
+    }
+
     fn known_path(&self) -> Option<&Path> {
         match &self.0 {
             Place::Named(path) => Some(path),

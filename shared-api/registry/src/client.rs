@@ -1,6 +1,5 @@
 //! The client of a process: its connections and its tokens.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use prepull_api::credentials::RegistryCredential;
@@ -9,7 +8,7 @@ use rustls::time_provider::{DefaultTimeProvider, TimeProvider};
 
 use crate::auth::Tokens;
 use crate::error::RegistryError;
-use crate::hosts;
+use crate::hosts::{self, HostsFiles};
 use crate::proxy::Proxies;
 use crate::repository::Repository;
 use crate::transport::Transport;
@@ -17,9 +16,8 @@ use crate::transport::Transport;
 /// What the client is told about its surroundings.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// Directories with a directory for each registry: containerd's `config_path`, split at its colons. The first that has
-    /// anything for a registry is the one that counts.
-    pub hosts_dirs: Vec<PathBuf>,
+    /// Where the endpoints of registries are written.
+    pub hosts: HostsFiles,
     /// `User-Agent` of each request.
     pub user_agent: String,
     /// The proxies to go through.
@@ -32,7 +30,7 @@ pub struct Settings {
 #[derive(Clone)]
 pub struct RegistryClient {
     shared: Arc<Shared>,
-    hosts_dirs: Arc<[PathBuf]>,
+    hosts: Arc<HostsFiles>,
 }
 
 pub(crate) struct Shared {
@@ -43,11 +41,11 @@ pub(crate) struct Shared {
 impl RegistryClient {
     /// Makes a client. It connects to nothing yet.
     pub fn new(settings: Settings) -> Self {
-        let Settings { hosts_dirs, user_agent, proxies, time } = settings;
+        let Settings { hosts, user_agent, proxies, time } = settings;
         let time = time.unwrap_or_else(|| Arc::new(DefaultTimeProvider));
         let transport = Transport::new(proxies, &user_agent, time);
         let shared = Shared { transport, tokens: Tokens::default() };
-        Self { shared: Arc::new(shared), hosts_dirs: hosts_dirs.into() }
+        Self { shared: Arc::new(shared), hosts: Arc::new(hosts) }
     }
 
     /// The repository of a reference. Reads hosts.toml each time, as containerd does.
@@ -56,7 +54,7 @@ impl RegistryClient {
         reference: &NormalizedReference,
         credential: Option<&RegistryCredential>,
     ) -> Result<Repository, RegistryError> {
-        let endpoints = hosts::endpoints(&self.hosts_dirs, reference.registry())?;
+        let endpoints = hosts::endpoints(&self.hosts, reference.registry())?;
         Ok(Repository::new(Arc::clone(&self.shared), reference, endpoints, credential))
     }
 }

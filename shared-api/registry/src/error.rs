@@ -18,7 +18,10 @@ pub enum Kind {
         /// The wait that it asks for.
         retry_after: Option<Duration>,
     },
-    /// The registry cannot be reached, or a connection to it broke off. Asking again may help.
+    /// There is no connection: no address for the name, nothing that listens, a proxy or a certificate in the way. Asking
+    /// again may help, and so may asking from another place.
+    NoConnection,
+    /// A connection broke off, or nothing came over it in time. Asking again may help.
     Unreachable,
     /// The endpoint sends next to nothing, and there is another one.
     TooSlow,
@@ -77,7 +80,7 @@ impl RegistryError {
     /// answer more than that there is nothing.
     pub(crate) fn weight(&self) -> u8 {
         match self.kind {
-            Kind::Unreachable | Kind::TooSlow => 0,
+            Kind::NoConnection | Kind::Unreachable | Kind::TooSlow => 0,
             Kind::NotFound => 1,
             Kind::Unauthorized | Kind::RateLimited { .. } | Kind::Server { .. } | Kind::Unsupported => 2,
             Kind::Protocol | Kind::DigestMismatch | Kind::PlatformMismatch => 3,

@@ -67,16 +67,38 @@ impl Endpoint {
     }
 }
 
+/// Where the files of the registries are, and how they are read.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct HostsFiles {
+    /// Directories with a directory for each registry: containerd's `config_path`, split at its colons. The first that has
+    /// anything for a registry is the one that counts.
+    pub dirs: Vec<PathBuf>,
+    /// Whether a hosts.toml without a `host` table counts as none, as it does for containerd before 2.0: its `server` is
+    /// ignored then.
+    pub ignores_server_alone: bool,
+}
+
 /// The endpoints of a registry, by the first directory that has something for it.
-pub(crate) fn endpoints(dirs: &[PathBuf], registry: &str) -> Result<Vec<Endpoint>, RegistryError> {
-    let found = dirs.iter().flat_map(|dir| places(dir, registry)).find_map(|dir| match dir.try_exists() {
-        Ok(false) => None,
-        Ok(true) => Some(Ok(dir)),
-        Err(error) => Some(Err(unsupported(format!("cannot read {}: {error}", dir.display())))),
-    });
-    match found.transpose()? {
-        Some(dir) => file::load(&dir, registry),
-        None => Ok(vec![file::Host::default().into_endpoint(registry)?]),
+pub(crate) fn endpoints(files: &HostsFiles, registry: &str) -> Result<Vec<Endpoint>, RegistryError> {
+    for dir in files.dirs.iter().flat_map(|dir| places(dir, registry)) {
+        if is_there(&dir)? {
+            return file::load(&dir, registry, files.ignores_server_alone);
+        }
+    }
+    Ok(vec![file::Host::default().into_endpoint(registry)?])
+}
+
+/// Whether there is something. A link that leads nowhere may lead somewhere for containerd, which may have more of the
+/// node's file system than we do.
+fn is_there(path: &Path) -> Result<bool, RegistryError> {
+    match path.try_exists() {
+        Ok(false) if path.is_symlink() => {
+            let message =
+                format!("{} is a link to what isn't there, or isn't mounted for the agent", path.display());
+            Err(unsupported(message))
+        }
+        Ok(is_there) => Ok(is_there),
+        Err(error) => Err(unsupported(format!("cannot read {}: {error}", path.display()))),
     }
 }
 

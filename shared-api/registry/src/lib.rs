@@ -33,5 +33,6 @@ mod transport;
 pub use blob::{BlobStream, HostId};
 pub use client::{RegistryClient, Settings};
 pub use error::{Kind, RegistryError};
+pub use hosts::HostsFiles;
 pub use proxy::Proxies;
 pub use repository::{Chosen, Contents, Place, Repository, Resolved};

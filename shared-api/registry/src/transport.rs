@@ -235,6 +235,10 @@ impl Failed {
             {
                 return RegistryError::new(Kind::Protocol, format!("no valid HTTP: {}", chain(cause))).into();
             }
+            // With TLS 1.3 a server refuses the client's certificate after the handshake.
+            if let Some(rustls::Error::AlertReceived(_)) = find_tls(cause) {
+                return RegistryError::new(Kind::NoConnection, chain(error)).into();
+            }
             next = cause.source();
         }
         RegistryError::new(Kind::Unreachable, chain(error)).into()
@@ -244,15 +248,15 @@ impl Failed {
         let kind = match error {
             ConnectError::Refused { .. } => Kind::Protocol,
             ConnectError::ProxyScheme(_) => Kind::Unsupported,
-            ConnectError::Tls(cause) => match cause.get_ref().and_then(|cause| cause.downcast_ref()) {
+            ConnectError::Tls(cause) => match find_tls(cause) {
                 Some(rustls::Error::InvalidMessage(_)) => return Self::NotTls,
                 // A certificate that rustls cannot read, or a self-signed one given as CA: Go's TLS takes more.
                 Some(rustls::Error::InvalidCertificate(
                     rustls::CertificateError::BadEncoding | rustls::CertificateError::Other(_),
                 )) => Kind::Unsupported,
-                _ => Kind::Unreachable,
+                _ => Kind::NoConnection,
             },
-            _ => Kind::Unreachable,
+            _ => Kind::NoConnection,
         };
         RegistryError::new(kind, chain(error)).into()
     }
@@ -264,11 +268,16 @@ impl Failed {
 
     pub(crate) fn into_error(self, host: &str) -> RegistryError {
         match self {
-            Self::NotTls => RegistryError::new(Kind::Unreachable, format!("{host}: answers without TLS")),
+            Self::NotTls => RegistryError::new(Kind::NoConnection, format!("{host}: answers without TLS")),
             Self::Error(error) if error.message.contains(host) => error,
             Self::Error(error) => RegistryError::new(error.kind, format!("{host}: {}", error.message)),
         }
     }
+}
+
+/// The error of TLS in an error of a connection.
+fn find_tls<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a rustls::Error> {
+    error.downcast_ref::<std::io::Error>()?.get_ref()?.downcast_ref()
 }
 
 pub(crate) fn is_on_loopback(response: &Response<Incoming>) -> bool {

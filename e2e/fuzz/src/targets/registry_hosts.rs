@@ -2,7 +2,7 @@
 
 use prepull_api::image::Reference;
 use prepull_api::wire::MAX_REASON;
-use prepull_registry::{Kind, RegistryClient, Settings};
+use prepull_registry::{HostsFiles, Kind, RegistryClient, Settings};
 
 /// A registry with a port, Docker's own, and one on the machine itself: each has rules of its own.
 const REFERENCES: [&str; 3] = [
@@ -16,8 +16,8 @@ pub(crate) fn run(input: &[u8]) {
     let of_all = dir.path().join("_default");
     std::fs::create_dir(&of_all).expect("a directory for all registries");
     std::fs::write(of_all.join("hosts.toml"), input).expect("hosts.toml is written");
-    let hosts_dirs = vec![dir.path().to_path_buf()];
-    let client = RegistryClient::new(Settings { hosts_dirs, ..Settings::default() });
+    let hosts = HostsFiles { dirs: vec![dir.path().to_path_buf()], ..HostsFiles::default() };
+    let client = RegistryClient::new(Settings { hosts, ..Settings::default() });
     for reference in REFERENCES {
         let reference = Reference::parse(reference).expect("a reference").normalized();
         if let Err(error) = client.repository(&reference, None) {

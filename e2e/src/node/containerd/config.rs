@@ -43,14 +43,31 @@ fn installed_major() -> Result<u32> {
     Ok(*MAJOR.get_or_init(|| found))
 }
 
-/// The configuration for a containerd with all its files below `dir`, which reads registry hosts from `hosts`. The hosts
-/// are one directory: the transfer service of 2.x passes over lists of them.
-pub(super) fn config(dir: &Path, hosts: &Path, discards_layers: bool) -> Result<String> {
-    let (dir, hosts) = (dir.display().to_string(), hosts.display().to_string());
-    Ok(config_of(installed_major()?, &dir, &hosts, discards_layers))
+/// What a containerd does otherwise than by default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Habit {
+    None,
+    /// It removes layers from its content store once they are unpacked.
+    DiscardsLayers,
+    /// It unpacks to a directory that is not below its root.
+    UnpacksElsewhere,
 }
 
-fn config_of(major: u32, dir: &str, hosts: &str, discards_layers: bool) -> String {
+/// The configuration for a containerd with all its files below `dir`, which reads registry hosts from `hosts`. The hosts
+/// are one directory: the transfer service of 2.x passes over lists of them.
+pub(super) fn config(dir: &Path, hosts: &Path, habit: Habit) -> Result<String> {
+    let (dir, hosts) = (dir.display().to_string(), hosts.display().to_string());
+    Ok(config_of(installed_major()?, &dir, &hosts, habit))
+}
+
+fn config_of(major: u32, dir: &str, hosts: &str, habit: Habit) -> String {
+    let discards_layers = habit == Habit::DiscardsLayers;
+    let snapshots = match habit {
+        Habit::UnpacksElsewhere => {
+            format!("[plugins.\"io.containerd.snapshotter.v1.overlayfs\"]\nroot_path = \"{dir}/snapshots\"\n")
+        }
+        Habit::None | Habit::DiscardsLayers => String::new(),
+    };
     let (version, images, runtime, unpacking, bin_dirs) = match major {
         ..2 => (2, "grpc.v1.cri", "grpc.v1.cri", ".containerd", format!("bin_dir = \"{dir}/cni\"")),
         2.. => (3, "cri.v1.images", "cri.v1.runtime", "", format!("bin_dirs = [\"{dir}/cni\"]")),
@@ -62,7 +79,7 @@ state = "{dir}/state"
 disabled_plugins = {DISABLED_PLUGINS:?}
 [grpc]
 address = "{dir}/containerd.sock"
-[plugins."io.containerd.grpc.v1.cri"]
+{snapshots}[plugins."io.containerd.grpc.v1.cri"]
 disable_tcp_service = true
 [plugins."io.containerd.{runtime}".cni]
 conf_dir = "{dir}/cni"

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result};
 
+use super::config::Habit;
 use super::{Containerd, Data};
 use crate::chance::Chance;
 use crate::disk::{Disk, Format, Recording, SIZE};
@@ -9,12 +10,12 @@ use crate::disk::{Disk, Format, Recording, SIZE};
 impl Containerd {
     /// Starts a containerd with its data on a disk whose power can be cut.
     pub async fn start_on_disk(name: &str, format: Format) -> Result<Self> {
-        Self::start_as(name, Data::Disk(format, SIZE), false, None).await
+        Self::start_as(name, Data::Disk(format, SIZE), Habit::None, None).await
     }
 
     /// Starts a containerd with its data on a disk that notes what is written to it.
     pub async fn start_recorded(name: &str, format: Format) -> Result<Self> {
-        Self::start_as(name, Data::Recorded(format), false, None).await
+        Self::start_as(name, Data::Recorded(format), Habit::None, None).await
     }
 
     fn disk(&mut self) -> Result<&mut Disk> {

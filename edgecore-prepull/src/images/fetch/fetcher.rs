@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::num::NonZeroU64;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ use futures::future;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use prepull_api::task::Bytes;
 use prepull_registry::manifest::Descriptor;
-use prepull_registry::{Proxies, RegistryClient, Repository, Settings as ClientSettings};
+use prepull_registry::{HostsFiles, Proxies, RegistryClient, Repository, Settings as ClientSettings};
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 use tokio::time::sleep;
 
@@ -24,6 +23,7 @@ use super::neighbours::Neighbourhood;
 use super::runtime::{Facts, Runtime};
 use super::stop::Stop;
 use super::unpacked::diffs;
+use super::unreachable::Unreachable;
 use super::unused::LastUses;
 use super::yielding::yield_to_others;
 use crate::by_key::ByKey;
@@ -71,10 +71,11 @@ pub(super) struct Fetcher {
     /// What is being unpacked, by the name of its snapshot.
     pub(super) chains: ByKey<AsyncMutex<()>>,
     flushes: Arc<Flushes>,
+    pub(super) unreachable: Unreachable,
     pub(super) downloads: Downloads,
     pub(super) streams: Semaphore,
-    /// The client that was needed last, and the directories of registry hosts that it's for.
-    client: Mutex<Option<(Vec<PathBuf>, RegistryClient)>>,
+    /// The client that was needed last, and the files of registry hosts that it's for.
+    client: Mutex<Option<(HostsFiles, RegistryClient)>>,
     pub(super) clock: Arc<CloudClock>,
     pub(super) metrics: Option<Arc<Metrics>>,
     pub(super) neighbourhood: Option<Neighbourhood>,
@@ -105,6 +106,7 @@ impl Fetcher {
             flights: Flights::default(),
             chains: ByKey::default(),
             flushes,
+            unreachable: Unreachable::default(),
             downloads: Downloads::default(),
             streams: Semaphore::new(STREAMS_OF_NODE),
             client: Mutex::default(),
@@ -119,17 +121,17 @@ impl Fetcher {
     pub(super) fn client(&self, facts: &Facts) -> RegistryClient {
         let mut client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((of, client)) = &*client
-            && *of == facts.hosts_dirs
+            && *of == facts.hosts
         {
             return client.clone();
         }
         let new = RegistryClient::new(ClientSettings {
-            hosts_dirs: facts.hosts_dirs.clone(),
+            hosts: facts.hosts.clone(),
             user_agent: concat!("edgecore-prepull/", env!("CARGO_PKG_VERSION")).to_owned(),
             proxies: Proxies::from_env(),
             time: Some(self.clock.clone()),
         });
-        *client = Some((facts.hosts_dirs.clone(), new.clone()));
+        *client = Some((facts.hosts.clone(), new.clone()));
         new
     }
 

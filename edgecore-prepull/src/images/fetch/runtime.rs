@@ -1,29 +1,34 @@
 //! What the container runtime is set up with, as far as a fetch has to know it.
+//!
+//! What the agent cannot see of it is a reason to leave the image to the runtime: it may be the mirror that every image
+//! has to come from.
 
+mod config;
 mod file;
 mod images;
+mod release;
+mod snapshotter;
+mod view;
 
 use std::path::{Path, PathBuf};
 
 use containerd_client::services::v1::introspection_client::IntrospectionClient;
+use containerd_client::services::v1::{Plugin, PluginsRequest};
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::{ImageFsInfoRequest, StatusRequest, VersionRequest};
-use serde::Deserialize;
+use prepull_registry::HostsFiles;
 use tonic::transport::Channel;
 use tonic::{Response, Status};
 
+use self::config::CriConfig;
+use self::file::MainFile;
+use self::release::Release;
+use self::snapshotter::{PLUGIN_TYPE, Snapshotter};
+use self::view::{Sight, View};
 use super::stop::Stop;
 use crate::images::puller::cri::{MAX_MESSAGE, ask};
 use crate::images::runtime::RuntimeEndpoint;
-
-/// Where containerd has its registry hosts unless it is told otherwise.
-const DEFAULT_HOSTS: &str = "/etc/containerd/certs.d";
-/// What the directory of a snapshotter is called before its name.
-const SNAPSHOTTER: &str = "io.containerd.snapshotter.v1.";
-/// Snapshotters that unpack what is in the content store. Others may fetch by themselves, such as stargz, nydus and soci.
-const UNPACKING: [&str; 7] =
-    ["overlayfs", "fuse-overlayfs", "native", "btrfs", "zfs", "devmapper", "blockfile"];
 
 /// Asks the runtime what it is set up with.
 #[derive(Clone, Debug)]
@@ -37,8 +42,8 @@ pub(super) struct Runtime {
 /// What the runtime is set up with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Facts {
-    /// Directories with a directory for each registry.
-    pub(super) hosts_dirs: Vec<PathBuf>,
+    /// Where the endpoints of registries are written.
+    pub(super) hosts: HostsFiles,
     /// Name of the snapshotter.
     pub(super) snapshotter: String,
     /// Whether layers are removed from the content store once they are unpacked.
@@ -58,7 +63,8 @@ pub(super) struct Facts {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Registries {
     config_path: Option<String>,
-    /// Whether there are mirrors or hosts in the main configuration, as it was done before there was `config_path`.
+    /// Whether there are mirrors or hosts in the main configuration, as it was done before there was `config_path`, or
+    /// credentials.
     has_old_settings: bool,
     discards_layers: bool,
 }
@@ -82,35 +88,43 @@ impl Runtime {
             let runtime = version.runtime_name;
             return Err(Stop::StepBack(format!("{runtime} has no store that the agent can fetch into")));
         }
-        let image_root = self.image_root().await?;
-        let Some(snapshotter) = image_root
-            .file_name()
-            .and_then(|name| name.to_str()?.strip_prefix(SNAPSHOTTER).map(str::to_owned))
-            .filter(|name| UNPACKING.contains(&name.as_str()))
-        else {
-            let root = image_root.display();
-            return Err(Stop::StepBack(format!("the snapshotter at {root} may fetch by itself")));
-        };
+        let release = Release::parse(&version.runtime_version);
         let status = StatusRequest { verbose: true };
         let status = self.ask(self.cri.clone().status(status)).await?;
-        let config: CriConfig = status
-            .info
-            .get("config")
-            .and_then(|config| serde_json::from_str(config).ok())
-            .unwrap_or_default();
-        let root = match &config.containerd_root_dir {
-            Some(root) => PathBuf::from(root),
-            None => image_root.parent().map_or_else(|| image_root.clone(), Path::to_path_buf),
-        };
+        let config = status.info.get("config").and_then(|config| serde_json::from_str(config).ok());
+        let config: CriConfig = config.unwrap_or_default();
+        let images = self.image_root().await?;
+        let snapshotter = snapshotter::find(&images, config.snapshotter(), &self.snapshotters().await?);
+        let Snapshotter { name: snapshotter, root: image_root } = snapshotter.map_err(Stop::StepBack)?;
+        let root = config.root().or_else(|| image_root.parent()).unwrap_or(&image_root).to_path_buf();
+
+        let peer = self.endpoint.peer().await;
+        let view = View::of_peer(peer);
         let registries = match config.registries() {
-            Some(registries) => Some(registries),
-            // containerd 2 does not tell it.
-            None => file::read(self.config_file().await).await,
+            Some(registries) => registries,
+            None => match file::read(MainFile::find(peer, &root), view.clone()).await {
+                Ok(registries) => registries,
+                // An operator has said where to look.
+                Err(why) if hosts_dir.is_some() => {
+                    tracing::debug!(why, "--registry-config-path counts");
+                    Registries::default()
+                }
+                Err(why) => return Err(Stop::StepBack(why)),
+            },
         };
-        let (hosts_dirs, discards_layers) = hosts_dirs(hosts_dir, registries)?;
-        let flushes_layers = flushes_layers(&version.runtime_version, &snapshotter);
+        let discards_layers = registries.discards_layers;
+        let dirs = hosts_dirs(hosts_dir, registries, release).map_err(Stop::StepBack)?;
+        if let Some(hidden) = dirs.iter().find(|dir| view.look(dir) == Sight::Hidden) {
+            let (hidden, whose) =
+                (hidden.display(), if hosts_dir.is_some() { "--registry-config-path" } else { "containerd" });
+            return Err(Stop::StepBack(format!(
+                "{whose} has registries in {hidden}, which the agent cannot see: mount it into the agent's container, at this path"
+            )));
+        }
+        let hosts = HostsFiles { dirs, ignores_server_alone: release.ignores_server_alone() };
+        let flushes_layers = release.flushes_layers(&snapshotter);
         let sandbox = config.sandbox_image;
-        Ok(Facts { hosts_dirs, snapshotter, discards_layers, flushes_layers, image_root, root, sandbox })
+        Ok(Facts { hosts, snapshotter, discards_layers, flushes_layers, image_root, root, sandbox })
     }
 
     async fn image_root(&self) -> Result<PathBuf, Stop> {
@@ -120,10 +134,9 @@ impl Runtime {
         mountpoint.map(PathBuf::from).ok_or_else(missing)
     }
 
-    /// The file that containerd was started with: of its command line, where that can be read.
-    async fn config_file(&self) -> Option<PathBuf> {
-        let server = self.ask(self.introspection.clone().server(())).await.ok()?;
-        file::of_process(server.pid, server.pidns)
+    async fn snapshotters(&self) -> Result<Vec<Plugin>, Stop> {
+        let request = PluginsRequest { filters: vec![format!("type=={PLUGIN_TYPE}")] };
+        Ok(self.ask(self.introspection.clone().plugins(request)).await?.plugins)
     }
 
     async fn ask<T>(&self, question: impl Future<Output = Result<Response<T>, Status>>) -> Result<T, Stop> {
@@ -131,66 +144,22 @@ impl Runtime {
     }
 }
 
-/// Whether a containerd of this version obeys `sync_fs` with this snapshotter. Releases from 2.0 on do so for overlay and
-/// bind mounts.
-fn flushes_layers(version: &str, snapshotter: &str) -> bool {
-    let major = version.trim_start_matches('v').split('.').next().and_then(|major| major.parse().ok());
-    major.is_some_and(|major: u32| major >= 2) && ["overlayfs", "native"].contains(&snapshotter)
-}
-
-/// The directories of the registry hosts, and whether the runtime discards layers.
-fn hosts_dirs(given: Option<&Path>, registries: Option<Registries>) -> Result<(Vec<PathBuf>, bool), Stop> {
-    let discards = registries.as_ref().is_some_and(|registries| registries.discards_layers);
-    let dirs = match (given, registries) {
-        (Some(given), _) => vec![given.to_path_buf()],
-        (None, None) => vec![PathBuf::from(DEFAULT_HOSTS)],
-        (None, Some(Registries { config_path: Some(path), .. })) if !path.is_empty() => {
-            path.split(':').filter(|dir| !dir.is_empty()).map(PathBuf::from).collect()
+/// The directories of the registry hosts, or why the agent knows none.
+fn hosts_dirs(
+    given: Option<&Path>,
+    registries: Registries,
+    release: Release,
+) -> Result<Vec<PathBuf>, String> {
+    let Registries { config_path, has_old_settings, discards_layers: _ } = registries;
+    match (given, config_path) {
+        (Some(given), _) => Ok(vec![given.to_path_buf()]),
+        (None, _) if has_old_settings => Err(
+            "containerd's configuration has mirrors, hosts or credentials of registries outside of a config_path".to_owned(),
+        ),
+        (None, Some(path)) if !path.is_empty() => {
+            Ok(path.split(':').filter(|dir| !dir.is_empty()).map(PathBuf::from).collect())
         }
-        (None, Some(Registries { has_old_settings: true, .. })) => {
-            let reason =
-                "containerd's configuration has mirrors or hosts of registries outside of a config_path";
-            return Err(Stop::StepBack(reason.to_owned()));
-        }
-        (None, Some(_)) => Vec::new(),
-    };
-    Ok((dirs, discards))
-}
-
-/// What containerd's CRI tells of its configuration.
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct CriConfig {
-    containerd_root_dir: Option<String>,
-    containerd: Option<CriContainerd>,
-    sandbox_image: Option<String>,
-    /// Absent from containerd 2 on.
-    registry: Option<CriRegistry>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct CriContainerd {
-    discard_unpacked_layers: bool,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct CriRegistry {
-    config_path: String,
-    mirrors: Option<serde_json::Map<String, serde_json::Value>>,
-    configs: Option<serde_json::Map<String, serde_json::Value>>,
-}
-
-impl CriConfig {
-    fn registries(&self) -> Option<Registries> {
-        let CriRegistry { config_path, mirrors, configs } = self.registry.as_ref()?;
-        let is_set = |map: &Option<serde_json::Map<_, _>>| map.as_ref().is_some_and(|map| !map.is_empty());
-        Some(Registries {
-            config_path: Some(config_path.clone()),
-            has_old_settings: is_set(mirrors) || is_set(configs),
-            discards_layers: self.containerd.as_ref().is_some_and(|config| config.discard_unpacked_layers),
-        })
+        (None, _) => Ok(release.default_hosts()),
     }
 }
 
@@ -200,49 +169,27 @@ mod tests {
 
     use super::*;
 
-    fn dirs(given: Option<&str>, registries: Option<Registries>) -> Result<Vec<PathBuf>, Stop> {
-        hosts_dirs(given.map(Path::new), registries).map(|(dirs, _)| dirs)
-    }
-
     #[test]
-    fn registry_hosts_are_where_the_runtime_looks_for_them() {
+    fn registry_hosts_are_where_the_runtime_looks() {
         let path = |path: &str| Registries { config_path: Some(path.to_owned()), ..Registries::default() };
-        let paths = |paths: &[&str]| paths.iter().map(PathBuf::from).collect::<Vec<_>>();
-        assert_eq!(dirs(None, Some(path("/a:/b"))).unwrap(), paths(&["/a", "/b"]));
-        assert_eq!(dirs(Some("/c"), Some(path("/a"))).unwrap(), paths(&["/c"]));
-        assert_eq!(dirs(None, Some(path(""))).unwrap(), paths(&[]), "it looks nowhere");
-        assert_eq!(dirs(None, None).unwrap(), paths(&[DEFAULT_HOSTS]), "it does not say");
-        let old = Registries { has_old_settings: true, ..path("") };
-        assert!(matches!(dirs(None, Some(old.clone())), Err(Stop::StepBack(_))));
-        assert_eq!(dirs(Some("/c"), Some(old)).unwrap(), paths(&["/c"]));
-    }
-
-    #[test]
-    fn containerd_2_flushes_what_it_mounts_itself() {
-        for (version, snapshotter, expected) in [
-            ("1.6.20~ds1", "overlayfs", false),
-            ("v1.7.24", "overlayfs", false),
-            ("v2.0.0", "overlayfs", true),
-            ("2.1.9+ds1", "native", true),
-            ("2.1.9", "devmapper", false),
-            ("", "overlayfs", false),
-            ("devel", "overlayfs", false),
+        let old = |registries| Registries { has_old_settings: true, ..registries };
+        let both = ["/etc/containerd/certs.d", "/etc/docker/certs.d"];
+        for (given, registries, version, expected) in [
+            (None, path("/a:/b"), "1.6.20", Some(&["/a", "/b"][..])),
+            (None, path("/a::"), "2.1.9", Some(&["/a"])),
+            (Some("/c"), path("/a"), "1.6.20", Some(&["/c"])),
+            // It looks nowhere, and from 2.2 on in both places.
+            (None, path(""), "1.7.24", Some(&[])),
+            (None, Registries::default(), "2.1.9", Some(&[])),
+            (None, Registries::default(), "2.2.0", Some(&both)),
+            (None, path(""), "2.4.1", Some(&both)),
+            (None, old(path("")), "2.2.0", None),
+            (None, old(path("/a")), "1.6.20", None),
+            (Some("/c"), old(path("")), "1.6.20", Some(&["/c"])),
         ] {
-            assert_eq!(flushes_layers(version, snapshotter), expected, "{version} {snapshotter}");
+            let dirs = hosts_dirs(given.map(Path::new), registries.clone(), Release::parse(version));
+            let expected = expected.map(|dirs| dirs.iter().map(PathBuf::from).collect::<Vec<_>>());
+            assert_eq!(dirs.ok(), expected, "{given:?} {registries:?} {version}");
         }
-    }
-
-    #[test]
-    fn containerd_1_tells_its_registries_and_containerd_2_does_not() {
-        let parse = |json: &str| serde_json::from_str::<CriConfig>(json).unwrap().registries();
-        let one = r#"{"containerd":{"snapshotter":"overlayfs","discardUnpackedLayers":true},
-            "registry":{"configPath":"/a","mirrors":null,"configs":{}},"containerdRootDir":"/r"}"#;
-        let config_path = Some("/a".to_owned());
-        assert_eq!(
-            parse(one),
-            Some(Registries { config_path, has_old_settings: false, discards_layers: true })
-        );
-        assert!(parse(r#"{"registry":{"mirrors":{"r.io":{}}}}"#).unwrap().has_old_settings);
-        assert_eq!(parse(r#"{"containerd":{"runtimes":{}},"containerdRootDir":"/r"}"#), None);
     }
 }

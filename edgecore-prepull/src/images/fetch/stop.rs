@@ -14,6 +14,21 @@ pub(super) enum Stop {
     Failed(PullError),
     /// The agent cannot fetch this image here, for this reason. The container runtime may be able to pull it.
     StepBack(String),
+    /// The agent has no connection to this registry, nor to a mirror of it.
+    NoConnection {
+        registry: String,
+        error: PullError,
+    },
+}
+
+impl Stop {
+    /// A registry's first answer about an image: if there is no connection, nothing has been fetched yet.
+    pub(super) fn of_resolve(error: RegistryError, registry: &str) -> Self {
+        match error.kind {
+            Kind::NoConnection => Self::NoConnection { registry: registry.to_owned(), error: error.into() },
+            _ => error.into(),
+        }
+    }
 }
 
 impl From<PullError> for Stop {

@@ -92,7 +92,9 @@ impl From<RegistryError> for PullError {
             Kind::NotFound => (ErrorClass::NotFound, FailureCode::NotFound),
             Kind::PlatformMismatch => (ErrorClass::Permanent, FailureCode::PlatformMismatch),
             Kind::RateLimited { .. } => (ErrorClass::Transient, FailureCode::RateLimited),
-            Kind::Unreachable | Kind::TooSlow => (ErrorClass::Transient, FailureCode::Unreachable),
+            Kind::NoConnection | Kind::Unreachable | Kind::TooSlow => {
+                (ErrorClass::Transient, FailureCode::Unreachable)
+            }
             // What a registry sends may be right the next time.
             Kind::Server { .. } | Kind::Protocol | Kind::DigestMismatch => {
                 (ErrorClass::Transient, FailureCode::RegistryError)

@@ -7,7 +7,8 @@ use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use toml::{Table, Value};
 
 use super::{
-    Capabilities, Endpoint, MAX_FILE, default_dial, is_localhost, read_limited, split_port, unsupported,
+    Capabilities, Endpoint, MAX_FILE, default_dial, is_localhost, is_there, read_limited, split_port,
+    unsupported,
 };
 use crate::error::RegistryError;
 use crate::tls::Tls;
@@ -28,21 +29,35 @@ pub(super) struct Host {
 }
 
 /// Reads the configuration in the directory of a registry.
-pub(super) fn load(dir: &Path, registry: &str) -> Result<Vec<Endpoint>, RegistryError> {
+pub(super) fn load(
+    dir: &Path,
+    registry: &str,
+    ignores_server_alone: bool,
+) -> Result<Vec<Endpoint>, RegistryError> {
     let file = dir.join("hosts.toml");
-    let text = match read_limited(&file, MAX_FILE) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
-        read => read.map_err(|error| unsupported(format!("cannot read {}: {error}", file.display())))?,
+    let text = if is_there(&file)? {
+        let unreadable = |error| unsupported(format!("cannot read {}: {error}", file.display()));
+        read_limited(&file, MAX_FILE).map_err(unreadable)?
+    } else {
+        Vec::new()
     };
-    let hosts = if text.is_empty() { vec![docker_files(dir)?] } else { parse(dir, &text, &file)? };
+    let table = if text.is_empty() { None } else { Some(read_table(&text, &file)?) };
+    let hosts = match table {
+        Some(table) if table.contains_key("host") || !ignores_server_alone => parse(dir, &table, &file)?,
+        _ => vec![docker_files(dir)?],
+    };
     hosts.into_iter().map(|host| host.into_endpoint(registry)).collect()
 }
 
-fn parse(dir: &Path, text: &[u8], file: &Path) -> Result<Vec<Host>, RegistryError> {
+fn read_table(text: &[u8], file: &Path) -> Result<Table, RegistryError> {
     let bad = |what: &str| unsupported(format!("{}: {what}", file.display()));
     let text = std::str::from_utf8(text).map_err(|_| bad("not UTF-8"))?;
     // Not the parser's own message: it shows the line, which may be a header with a password.
-    let table: Table = toml::from_str(text).map_err(|error: toml::de::Error| bad(error.message()))?;
+    toml::from_str(text).map_err(|error: toml::de::Error| bad(error.message()))
+}
+
+fn parse(dir: &Path, table: &Table, file: &Path) -> Result<Vec<Host>, RegistryError> {
+    let bad = |what: &str| unsupported(format!("{}: {what}", file.display()));
     let server = match table.get("server") {
         None => "",
         Some(Value::String(server)) => server,
@@ -59,7 +74,7 @@ fn parse(dir: &Path, text: &[u8], file: &Path) -> Result<Vec<Host>, RegistryErro
         }
         Some(_) => return Err(bad("host is no table")),
     }
-    hosts.push(Host::parse(server, dir, &table).map_err(|what| bad(&what))?);
+    hosts.push(Host::parse(server, dir, table).map_err(|what| bad(&what))?);
     Ok(hosts)
 }
 

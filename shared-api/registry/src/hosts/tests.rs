@@ -4,13 +4,23 @@ use super::*;
 
 /// What a configuration says of a registry: `scheme://authority/path capabilities`, or why not.
 fn read(files: &[(&str, &str)], registry: &str) -> Result<Vec<String>, RegistryError> {
+    read_as(false, files, registry)
+}
+
+/// The same, as a containerd before 2.0 reads it, or as later ones do.
+fn read_as(
+    ignores_server_alone: bool,
+    files: &[(&str, &str)],
+    registry: &str,
+) -> Result<Vec<String>, RegistryError> {
     let root = tempfile::tempdir().unwrap();
     for (name, text) in files {
         let file = root.path().join(name);
         std::fs::create_dir_all(file.parent().unwrap()).unwrap();
         std::fs::write(file, text).unwrap();
     }
-    let all = endpoints(&[root.path().join("none"), root.path().to_owned()], registry)?;
+    let dirs = vec![root.path().join("none"), root.path().to_owned()];
+    let all = endpoints(&HostsFiles { dirs, ignores_server_alone }, registry)?;
     let show = |endpoint: &Endpoint| {
         let Endpoint { scheme, authority, path, capabilities: c, may_fall_back, .. } = endpoint;
         let able = [(c.pull, "p"), (c.resolve, "r"), (c.referrers, "f")];
@@ -37,7 +47,7 @@ fn a_registry_without_configuration_is_asked_directly() {
     ] {
         assert_eq!(read(&[], registry).unwrap(), [expected], "{registry}");
     }
-    assert_eq!(endpoints(&[], "r.example").unwrap().len(), 1);
+    assert_eq!(endpoints(&HostsFiles::default(), "r.example").unwrap().len(), 1);
 }
 
 #[test]
@@ -91,6 +101,45 @@ server = "https://upstream.example"
         read(&[("docker.io/hosts.toml", without_server)], "docker.io").unwrap(),
         ["http://m.example/v2 prf", "https://registry-1.docker.io/v2 prf"]
     );
+}
+
+#[test]
+fn a_server_alone_counts_from_containerd_2_on() {
+    let (own, other) = ("https://r.example/v2 prf", "https://m.example/v2 prf");
+    for (text, before, after) in [
+        ("server = \"https://m.example\"", own, other),
+        ("server = \"https://m.example\"\n[host]", other, other),
+        ("skip_verify = 5\n[host]", "", ""),
+        ("capabilities = [\"fly\"]", own, ""),
+        ("server = ", "", ""),
+    ] {
+        let files = [("r.example/hosts.toml", text)];
+        for (ignores, expected) in [(true, before), (false, after)] {
+            let found =
+                read_as(ignores, &files, "r.example").map_or_else(|_| String::new(), |all| all.concat());
+            assert_eq!(found, expected, "{text:?} {ignores}");
+        }
+    }
+}
+
+#[test]
+fn links_that_lead_nowhere_are_no_configuration_to_pass_over() {
+    for (link, registry) in
+        [("r.example", "r.example"), ("r.example_5000_", "r.example:5000"), ("_default", "r.example")]
+    {
+        let root = tempfile::tempdir().unwrap();
+        let files = HostsFiles { dirs: vec![root.path().to_owned()], ..HostsFiles::default() };
+        assert!(endpoints(&files, registry).is_ok());
+        std::os::unix::fs::symlink("/nowhere/at/all", root.path().join(link)).unwrap();
+        let error = endpoints(&files, registry).err().unwrap();
+        assert!(error.kind == Kind::Unsupported && error.message.contains(link), "{error}");
+        std::fs::remove_file(root.path().join(link)).unwrap();
+        std::fs::create_dir(root.path().join(link)).unwrap();
+        assert!(endpoints(&files, registry).is_ok());
+        std::os::unix::fs::symlink("/nowhere.toml", root.path().join(link).join("hosts.toml")).unwrap();
+        let error = endpoints(&files, registry).err().unwrap();
+        assert!(error.kind == Kind::Unsupported && error.message.contains("hosts.toml"), "{error}");
+    }
 }
 
 #[test]
@@ -150,7 +199,8 @@ fn headers_and_limits_of_a_host_are_its_own() {
 "#;
     std::fs::create_dir(root.path().join("r.example")).unwrap();
     std::fs::write(root.path().join("r.example/hosts.toml"), text).unwrap();
-    let all = endpoints(&[root.path().to_owned()], "r.example").unwrap();
+    let files = HostsFiles { dirs: vec![root.path().to_owned()], ..HostsFiles::default() };
+    let all = endpoints(&files, "r.example").unwrap();
     let values: Vec<_> = all[0].headers.get_all("x-two").iter().collect();
     assert_eq!(values, ["2", "3"]);
     assert!(all[0].headers["x-one"].is_sensitive());

@@ -92,13 +92,13 @@ async fn a_private_ca_a_client_certificate_or_no_verification_open_a_registry() 
     let closed = Server::start_with(Some(authority.acceptor(true)), manifest).await;
 
     for (server, text, expected) in [
-        (&open, "", Err(Kind::Unreachable)),
-        (&open, "ca = \"other.pem\"", Err(Kind::Unreachable)),
+        (&open, "", Err(Kind::NoConnection)),
+        (&open, "ca = \"other.pem\"", Err(Kind::NoConnection)),
         (&open, "ca = \"ca.pem\"", Ok(())),
         (&open, "ca = [\"other.pem\", \"ca.pem\"]", Ok(())),
         (&open, "skip_verify = true", Ok(())),
-        (&open, "skip_verify = false", Err(Kind::Unreachable)),
-        (&closed, "ca = \"ca.pem\"", Err(Kind::Unreachable)),
+        (&open, "skip_verify = false", Err(Kind::NoConnection)),
+        (&closed, "ca = \"ca.pem\"", Err(Kind::NoConnection)),
         (&closed, "ca = \"ca.pem\"\nclient = [[\"client.pem\", \"client.key\"]]", Ok(())),
         (&closed, "ca = \"ca.pem\"\nclient = \"both.pem\"", Ok(())),
         (&closed, "ca = \"ca.pem\"\nclient = [\"both.pem\"]", Ok(())),
@@ -133,7 +133,7 @@ async fn plain_http_is_tried_where_the_other_end_has_no_tls_and_containerd_would
     repository(&client(hosts.path()), &image, None).resolve().await.unwrap();
     // For any other, TLS means TLS.
     let text = format!("server = \"https://{}\"\n", server.at);
-    assert_eq!(resolve(hosts.path(), &text).await, Err(Kind::Unreachable));
+    assert_eq!(resolve(hosts.path(), &text).await, Err(Kind::NoConnection));
 }
 
 #[tokio::test]

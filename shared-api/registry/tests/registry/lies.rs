@@ -171,7 +171,7 @@ async fn what_does_not_speak_http_is_a_protocol_error_and_what_hangs_up_is_unrea
     let gone = Server::start(|_| Reply::Raw(Vec::new())).await;
     let repository = at(&gone);
     drop(gone);
-    assert_eq!(repository.resolve().await.unwrap_err().kind, Kind::Unreachable);
+    assert_eq!(repository.resolve().await.unwrap_err().kind, Kind::NoConnection);
 }
 
 #[tokio::test]

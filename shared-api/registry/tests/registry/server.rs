@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use prepull_api::credentials::RegistryCredential;
 use prepull_api::image::Reference;
-use prepull_registry::{BlobStream, Proxies, RegistryClient, RegistryError, Repository, Settings};
+use prepull_registry::{
+    BlobStream, HostsFiles, Proxies, RegistryClient, RegistryError, Repository, Settings,
+};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -165,7 +167,7 @@ pub(crate) fn client(hosts: &Path) -> RegistryClient {
 
 pub(crate) fn client_with(hosts: &Path, proxies: Proxies) -> RegistryClient {
     RegistryClient::new(Settings {
-        hosts_dirs: vec![hosts.to_owned()],
+        hosts: HostsFiles { dirs: vec![hosts.to_owned()], ..HostsFiles::default() },
         user_agent: "test/1".to_owned(),
         proxies,
         time: None,

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use futures::stream::{self, StreamExt};
 use prepull_registry::manifest::{Descriptor, Manifest, Platform};
-use prepull_registry::{Kind, Proxies, RegistryClient, RegistryError, Repository, Resolved, Settings};
+use prepull_registry::{
+    HostsFiles, Kind, Proxies, RegistryClient, RegistryError, Repository, Resolved, Settings,
+};
 use tokio::sync::OnceCell;
 use tokio::time::timeout;
 
@@ -28,7 +30,10 @@ pub(super) async fn ask_all(
     wanted: HashMap<Question, HashSet<Platform>>,
 ) -> HashMap<(Question, Platform), Answer> {
     let client = RegistryClient::new(Settings {
-        hosts_dirs: args.registry_config_path.iter().cloned().collect(),
+        hosts: HostsFiles {
+            dirs: args.registry_config_path.iter().cloned().collect(),
+            ..HostsFiles::default()
+        },
         user_agent: concat!("cloudcore-prepull/", env!("CARGO_PKG_VERSION")).to_owned(),
         proxies: Proxies::from_env(),
         time: None,

@@ -1,27 +1,42 @@
 //! containerd's configuration file, for what containerd 2 does not tell over its API.
 
-use std::path::{Path, PathBuf};
+use std::collections::VecDeque;
+use std::path::{Component, Path, PathBuf};
 
 use super::Registries;
+use super::view::{Sight, View};
 
-/// The file that is read where nobody says another one.
-const DEFAULT: &str = "/etc/containerd/config.toml";
 /// Largest file that is read.
 const MAX_FILE: u64 = 1 << 20;
 /// Most files that are read: the main one and what it imports.
 const MAX_FILES: usize = 64;
+/// What an operator may do about a configuration that the agent cannot read.
+const REMEDY: &str = "mount it into the agent's container, or set --registry-config-path";
 
-/// Finds the configuration file in the command line of containerd. Its process is looked up only if both of us count
-/// processes alike.
-pub(super) fn of_process(pid: u64, namespace: u64) -> Option<PathBuf> {
-    let own = std::fs::read_link("/proc/self/ns/pid").ok()?;
-    if own.to_str()? != format!("pid:[{namespace}]") {
-        return None;
+/// The file that containerd was started with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct MainFile {
+    path: PathBuf,
+    /// Whether the command line says so. Without it, another file may have been named there.
+    is_certain: bool,
+}
+
+impl MainFile {
+    /// Finds it in the command line of containerd, if that can be read, or else in the usual place of a containerd with
+    /// this directory.
+    pub(super) fn find(peer: Option<u32>, root: &Path) -> Self {
+        let line = peer
+            .filter(|peer| *peer > 0)
+            .and_then(|peer| std::fs::read(format!("/proc/{peer}/cmdline")).ok());
+        let line = line.unwrap_or_default();
+        let words: Vec<_> =
+            line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect();
+        // Sockets that systemd has opened have systemd at their other end.
+        let program = words.first().map(Path::new).and_then(Path::file_name);
+        let is_certain = program.is_some_and(|program| program.to_string_lossy().starts_with("containerd"));
+        let named = of_command_line(&words).filter(|_| is_certain);
+        Self { path: named.unwrap_or_else(|| usual_file(root)), is_certain }
     }
-    let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-    let words: Vec<String> =
-        line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect();
-    of_command_line(&words)
 }
 
 fn of_command_line(words: &[String]) -> Option<PathBuf> {
@@ -34,60 +49,120 @@ fn of_command_line(words: &[String]) -> Option<PathBuf> {
     })
 }
 
-/// Reads the file, and those that it imports. `None` if it cannot be read.
-pub(super) async fn read(file: Option<PathBuf>) -> Option<Registries> {
-    let file = file.unwrap_or_else(|| DEFAULT.into());
+/// Where the file is, by containerd's directory: k3s, RKE2 and k0s have their own.
+fn usual_file(root: &Path) -> PathBuf {
+    if let Some(agent) =
+        root.parent().filter(|agent| agent.ends_with("agent") && root.ends_with("containerd"))
+    {
+        return agent.join("etc/containerd/config.toml");
+    }
+    let of_k0s = root.ends_with("k0s/containerd");
+    PathBuf::from(if of_k0s { "/etc/k0s/containerd.toml" } else { "/etc/containerd/config.toml" })
+}
+
+/// Reads the file, and those that it imports, or says why that is impossible.
+pub(super) async fn read(file: MainFile, view: View) -> Result<Registries, String> {
     // A few small files; but a disk may be slow.
-    tokio::task::spawn_blocking(move || read_all(&file)).await.ok().flatten()
+    let read = tokio::task::spawn_blocking(move || read_all(&file, &view)).await;
+    read.unwrap_or_else(|error| Err(format!("reading containerd's configuration: {error}")))
 }
 
-fn read_all(main: &Path) -> Option<Registries> {
-    let first = parse(main)?;
-    let imports = first.get("imports").and_then(toml::Value::as_array).cloned().unwrap_or_default();
-    let imported = imports
-        .iter()
-        .filter_map(toml::Value::as_str)
-        .flat_map(|pattern| matching(main.parent().unwrap_or(Path::new("/")), pattern))
-        .take(MAX_FILES)
-        .filter_map(|file| parse(&file));
+fn read_all(main: &MainFile, view: &View) -> Result<Registries, String> {
+    let MainFile { path, is_certain } = main;
+    match view.look(path) {
+        Sight::There => {}
+        Sight::Absent if *is_certain => return Ok(Registries::default()),
+        _ => {
+            let path = path.display();
+            return Err(format!("containerd's configuration isn't visible at {path}: {REMEDY}"));
+        }
+    }
     let mut registries = Registries::default();
+    let mut read = Vec::new();
+    let mut pending = VecDeque::from([path.clone()]);
     // What is imported later wins.
-    for table in std::iter::once(first.clone()).chain(imported) {
+    while let Some(file) = pending.pop_front() {
+        if read.contains(&file) {
+            continue;
+        }
+        if read.len() == MAX_FILES {
+            return Err(format!("{} imports more than {MAX_FILES} files", path.display()));
+        }
+        let table = parse(&file)?;
         take_over(&mut registries, &table);
+        let imports = table.get("imports").and_then(toml::Value::as_array);
+        for pattern in imports.into_iter().flatten().filter_map(toml::Value::as_str) {
+            pending.extend(matching(file.parent().unwrap_or(Path::new("/")), pattern, view)?);
+        }
+        read.push(file);
     }
-    Some(registries)
+    Ok(registries)
 }
 
-fn parse(file: &Path) -> Option<toml::Table> {
-    if std::fs::metadata(file).ok()?.len() > MAX_FILE {
-        return None;
+fn parse(file: &Path) -> Result<toml::Table, String> {
+    let bad = |why: String| format!("cannot read containerd's configuration {}: {why}", file.display());
+    let size = std::fs::metadata(file).map_err(|error| bad(format!("{error} ({REMEDY})")))?.len();
+    if size > MAX_FILE {
+        return Err(bad(format!("it is larger than {MAX_FILE} bytes")));
     }
-    std::fs::read_to_string(file).ok()?.parse().ok()
+    let text = std::fs::read_to_string(file).map_err(|error| bad(error.to_string()))?;
+    // Not the parser's own message: it shows the line, which may have a password.
+    text.parse().map_err(|error: toml::de::Error| bad(error.message().to_owned()))
 }
 
 /// The files of an import: a path, relative to the file that imports it, whose last part may have one asterisk.
-fn matching(base: &Path, pattern: &str) -> Vec<PathBuf> {
-    let path = base.join(pattern);
+fn matching(base: &Path, pattern: &str, view: &View) -> Result<Vec<PathBuf>, String> {
+    let path = clean(&base.join(pattern));
     let (Some(directory), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str()))
     else {
-        return Vec::new();
+        return Ok(Vec::new());
     };
-    let Some((before, after)) = name.split_once('*') else { return vec![path] };
-    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
+    let Some((before, after)) = name.split_once('*') else { return Ok(vec![path]) };
+    let is_special = |text: &str| text.contains(['*', '?', '[', '\\']);
+    if is_special(&directory.to_string_lossy()) || is_special(before) || is_special(after) {
+        return Err(format!(
+            "the import {pattern:?} of containerd's configuration isn't understood by the agent"
+        ));
+    }
+    match view.look(directory) {
+        Sight::There => {}
+        Sight::Absent => return Ok(Vec::new()),
+        Sight::Hidden => {
+            let directory = directory.display();
+            return Err(format!(
+                "containerd's configuration imports files of {directory}, which isn't visible: {REMEDY}"
+            ));
+        }
+    }
+    let entries = std::fs::read_dir(directory);
+    let entries = entries.map_err(|error| format!("cannot read {}: {error}", directory.display()))?;
     let fits = |path: &PathBuf| {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         name.len() >= before.len() + after.len() && name.starts_with(before) && name.ends_with(after)
     };
     let mut found: Vec<_> = entries.flatten().map(|entry| entry.path()).filter(fits).collect();
     found.sort();
-    found
+    Ok(found)
+}
+
+/// The path without `.` and `..`, as containerd has it: files that import each other are read once.
+fn clean(path: &Path) -> PathBuf {
+    let mut clean = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::CurDir => {}
+            Component::ParentDir => drop(clean.pop()),
+            part => clean.push(part),
+        }
+    }
+    clean
 }
 
 /// Takes over what one file says of the CRI's images, in the form of containerd 2 or of containerd 1.
 fn take_over(registries: &mut Registries, table: &toml::Table) {
     let Some(plugins) = table.get("plugins").and_then(toml::Value::as_table) else { return };
-    let old = plugins.get("io.containerd.grpc.v1.cri");
-    for images in [old, plugins.get("io.containerd.cri.v1.images")].into_iter().flatten() {
+    let names = ["cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images"];
+    for images in names.into_iter().filter_map(|name| plugins.get(name)) {
         if let Some(registry) = images.get("registry") {
             if let Some(path) = registry.get("config_path").and_then(toml::Value::as_str) {
                 registries.config_path = Some(path.to_owned());
@@ -96,7 +171,7 @@ fn take_over(registries: &mut Registries, table: &toml::Table) {
                 let map = registry.get(name).and_then(toml::Value::as_table);
                 map.is_some_and(|map| !map.is_empty())
             };
-            registries.has_old_settings |= is_set("mirrors") || is_set("configs");
+            registries.has_old_settings |= ["mirrors", "configs", "auths"].into_iter().any(is_set);
         }
         let discards = images
             .get("discard_unpacked_layers")
@@ -120,44 +195,87 @@ mod tests {
         assert_eq!(of("containerd -c /b.toml"), Some("/b.toml".into()));
         assert_eq!(of("containerd --config=/c.toml"), Some("/c.toml".into()));
         assert_eq!(of("containerd"), None);
+        // This process is no containerd.
+        let own = MainFile::find(Some(std::process::id()), Path::new("/r"));
+        assert_eq!(own, MainFile { path: "/etc/containerd/config.toml".into(), is_certain: false });
+    }
+
+    #[test]
+    fn distributions_have_files_of_their_own() {
+        for (root, file) in [
+            ("/var/lib/containerd", "/etc/containerd/config.toml"),
+            (
+                "/var/lib/rancher/k3s/agent/containerd",
+                "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+            ),
+            ("/data/rke2/agent/containerd", "/data/rke2/agent/etc/containerd/config.toml"),
+            ("/var/lib/k0s/containerd", "/etc/k0s/containerd.toml"),
+        ] {
+            assert_eq!(usual_file(Path::new(root)), Path::new(file), "{root}");
+        }
+    }
+
+    const IMAGES: &str = "[plugins.\"io.containerd.cri.v1.images\"";
+
+    fn registries(path: &str, discards_layers: bool) -> Registries {
+        Registries { config_path: Some(path.to_owned()), has_old_settings: false, discards_layers }
     }
 
     #[test]
     fn imports_win_over_the_file_that_imports_them() {
         let dir = tempfile::TempDir::new().unwrap();
-        let main = dir.path().join("config.toml");
-        let images = "[plugins.\"io.containerd.cri.v1.images\"";
-        std::fs::write(
-            &main,
-            format!("version = 3\nimports = [\"conf.d/*.toml\"]\n{images}.registry]\nconfig_path = \"/a\"\n"),
-        )
-        .unwrap();
-        let read = || read_all(&main).unwrap();
-        let registries = |path: &str, discards| Registries {
-            config_path: Some(path.to_owned()),
-            has_old_settings: false,
-            discards_layers: discards,
-        };
+        let path = dir.path().join("config.toml");
+        let add = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+        let of_path = |path: &str| format!("{IMAGES}.registry]\nconfig_path = \"{path}\"\n");
+        add("config.toml", &format!("version = 3\nimports = [\"conf.d/*.toml\"]\n{}", of_path("/a")));
+        let main = MainFile { path: path.clone(), is_certain: false };
+        let read = || read_all(&main, &View::Whole).unwrap();
         assert_eq!(read(), registries("/a", false));
         std::fs::create_dir(dir.path().join("conf.d")).unwrap();
-        let add =
-            |name: &str, text: String| std::fs::write(dir.path().join("conf.d").join(name), text).unwrap();
-        add("2.toml", format!("{images}.registry]\nconfig_path = \"/c\"\n"));
-        add(
-            "1.toml",
-            format!("{images}]\ndiscard_unpacked_layers = true\n{images}.registry]\nconfig_path = \"/b\"\n"),
-        );
-        add("3.txt", "nonsense".to_owned());
+        add("conf.d/2.toml", &of_path("/c"));
+        let first = format!("imports = [\"../more.toml\"]\n{IMAGES}]\ndiscard_unpacked_layers = true\n");
+        add("conf.d/1.toml", &format!("{first}{}", of_path("/b")));
+        add("conf.d/3.txt", "nonsense");
+        add("more.toml", "imports = [\"config.toml\"]\n");
         assert_eq!(read(), registries("/c", true));
-        assert_eq!(read_all(&dir.path().join("absent")), None);
+        add("more.toml", &of_path("/d"));
+        assert_eq!(read(), registries("/d", true));
     }
 
     #[test]
-    fn mirrors_in_the_form_of_containerd_1_are_noticed() {
-        let mut registries = Registries::default();
-        let text =
-            "[plugins.\"io.containerd.grpc.v1.cri\".registry.mirrors.\"r.io\"]\nendpoint = [\"http://m\"]\n";
-        take_over(&mut registries, &text.parse().unwrap());
-        assert_eq!(registries, Registries { has_old_settings: true, ..Registries::default() });
+    fn what_cannot_be_read_is_named() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let dir = dir.path().canonicalize().unwrap();
+        let path = dir.join("config.toml");
+        let read = |is_certain, view: &View| read_all(&MainFile { path: path.clone(), is_certain }, view);
+        let mounted = View::Mounts(vec![dir.clone()]);
+        // containerd runs without a file, or with another one.
+        assert_eq!(read(true, &View::Whole), Ok(Registries::default()));
+        assert!(read(false, &View::Whole).unwrap_err().contains("config.toml"));
+        assert!(read(false, &mounted).unwrap_err().contains(REMEDY));
+        for (text, named) in [
+            ("imports = [\"/nowhere/*.toml\"]", "/nowhere"),
+            ("imports = [\"/nowhere/x.toml\"]", "/nowhere/x.toml"),
+            ("imports = [\"*/x*.toml\"]", "*/x*.toml"),
+            ("imports = [\"conf.d/[ab]*.toml\"]", "[ab]*.toml"),
+            ("version = ", "config.toml"),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let why = read(false, &mounted).unwrap_err();
+            assert!(why.contains(named), "{text}: {why}");
+        }
+        std::fs::write(&path, "imports = [\"conf.d/*.toml\"]").unwrap();
+        assert_eq!(read(false, &mounted), Ok(Registries::default()));
+        assert!(read(false, &View::Mounts(vec!["/nowhere".into()])).is_err(), "the container's own");
+    }
+
+    #[test]
+    fn old_forms_of_mirrors_are_noticed() {
+        for plugin in ["cri", "\"io.containerd.grpc.v1.cri\""] {
+            let mut registries = Registries::default();
+            let text = format!("[plugins.{plugin}.registry.mirrors.\"r.io\"]\nendpoint = [\"http://m\"]\n");
+            take_over(&mut registries, &text.parse().unwrap());
+            assert_eq!(registries, Registries { has_old_settings: true, ..Registries::default() });
+        }
     }
 }

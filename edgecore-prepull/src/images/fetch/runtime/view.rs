@@ -1,0 +1,126 @@
+//! What the agent sees of the file system that containerd has: all of it on the node itself, and what is mounted in a
+//! container.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+/// What the agent sees of containerd's file system.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum View {
+    /// All of it: the agent runs on the node as containerd does.
+    Whole,
+    /// What is mounted at these paths, which must be those of the node.
+    Mounts(Vec<PathBuf>),
+}
+
+/// What is at a path of the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sight {
+    There,
+    /// Nothing is there, on the node neither.
+    Absent,
+    /// Something may be there on the node.
+    Hidden,
+}
+
+impl View {
+    /// The view of an agent to which the process at the other end of containerd's socket has this id.
+    pub(super) fn of_peer(peer: Option<u32>) -> Self {
+        // A process of another pid namespace has none: we're in a container.
+        if peer != Some(0) {
+            return Self::Whole;
+        }
+        // Without the file no path counts as seen.
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        Self::Mounts(mount_points(&mounts))
+    }
+
+    /// Looks at a path of the node.
+    pub(super) fn look(&self, path: &Path) -> Sight {
+        for ancestor in path.ancestors() {
+            match ancestor.symlink_metadata() {
+                Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
+                Err(_) => return Sight::Hidden,
+                Ok(_) => {
+                    let real = ancestor.canonicalize();
+                    return match (self, real) {
+                        // A link to nothing.
+                        (Self::Whole, Err(_)) => Sight::Absent,
+                        (Self::Mounts(_), Err(_)) => Sight::Hidden,
+                        (Self::Mounts(points), Ok(real))
+                            if !points.iter().any(|point| real.starts_with(point)) =>
+                        {
+                            Sight::Hidden
+                        }
+                        (_, Ok(_)) if ancestor == path => Sight::There,
+                        (_, Ok(_)) => Sight::Absent,
+                    };
+                }
+            }
+        }
+        Sight::Hidden
+    }
+}
+
+/// The mount points in the text of /proc/self/mountinfo, but for the root, which is the container's own.
+fn mount_points(mountinfo: &str) -> Vec<PathBuf> {
+    let points = mountinfo.lines().filter_map(|line| line.split(' ').nth(4));
+    points.filter(|point| *point != "/").map(|point| PathBuf::from(unescape(point))).collect()
+}
+
+/// The kernel writes white space and backslashes as three octal digits.
+fn unescape(point: &str) -> String {
+    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
+        .iter()
+        .fold(point.to_owned(), |point, (escaped, plain)| point.replace(escaped, plain))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn mounts_are_read_without_the_root() {
+        let text = "1503 1342 0:266 / / ro,relatime master:5 - overlay overlay rw,lowerdir=/a\n\
+                    1504 1503 0:268 / /proc rw,nosuid - proc proc rw\n\
+                    1510 1503 8:1 /etc/containerd /etc/containerd ro - ext4 /dev/sda1 rw\n\
+                    1511 1503 8:1 /x /a\\040b ro - ext4 /dev/sda1 rw\n";
+        let points = ["/proc", "/etc/containerd", "/a b"].map(PathBuf::from);
+        assert_eq!(mount_points(text), points);
+    }
+
+    #[test]
+    fn a_container_sees_what_is_mounted() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path().canonicalize().unwrap();
+        let at = |path: &str| root.join(path);
+        for dir in ["mounted/certs.d", "own/certs.d"] {
+            std::fs::create_dir_all(at(dir)).unwrap();
+        }
+        symlink("certs.d", at("mounted/link")).unwrap();
+        symlink(at("nowhere"), at("mounted/dangling")).unwrap();
+        symlink(at("own/certs.d"), at("mounted/out")).unwrap();
+        let mounts = View::Mounts(vec![at("mounted")]);
+        for (path, on_node, in_container) in [
+            ("mounted/certs.d", Sight::There, Sight::There),
+            ("mounted/certs.d/r.example/x", Sight::Absent, Sight::Absent),
+            ("mounted/link", Sight::There, Sight::There),
+            ("mounted/link/r.example", Sight::Absent, Sight::Absent),
+            ("mounted/dangling", Sight::Absent, Sight::Hidden),
+            ("mounted/dangling/r.example", Sight::Absent, Sight::Hidden),
+            ("mounted/out", Sight::There, Sight::Hidden),
+            ("own/certs.d", Sight::There, Sight::Hidden),
+            ("own/other", Sight::Absent, Sight::Hidden),
+            ("none/certs.d", Sight::Absent, Sight::Hidden),
+        ] {
+            assert_eq!(View::Whole.look(&at(path)), on_node, "{path}");
+            assert_eq!(mounts.look(&at(path)), in_container, "{path}");
+        }
+        assert_eq!(View::of_peer(Some(std::process::id())), View::Whole);
+        assert!(matches!(View::of_peer(Some(0)), View::Mounts(points) if points.contains(&"/proc".into())));
+    }
+}

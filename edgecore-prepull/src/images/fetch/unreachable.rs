@@ -1,0 +1,101 @@
+//! Registries that the agent cannot connect to. The runtime may be able to: by a proxy or a CA that the agent does not see.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use prepull_api::failure::FailureCode;
+use tokio::time::Instant;
+
+use super::buckets::Buckets;
+use super::{FetchMode, Fetching};
+use crate::images::puller::{ErrorClass, ProgressSink, PullError, PullRequest, Pulled, Puller};
+
+/// How long a registry that neither of both reaches is left to the agent alone: a box that's offline for a night shouldn't
+/// try everything twice.
+const FORGET: Duration = Duration::from_secs(600);
+/// Most registries that are remembered.
+const MAX_REGISTRIES: usize = 64;
+
+/// Registries that the runtime could not connect to, either.
+#[derive(Debug, Default)]
+pub(super) struct Unreachable(Mutex<HashMap<String, Instant>>);
+
+impl Unreachable {
+    fn is_known(&self, registry: &str) -> bool {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.get(registry).is_some_and(|since| since.elapsed() < FORGET)
+    }
+
+    fn remember(&self, registry: &str) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= MAX_REGISTRIES {
+            known.retain(|_, since| since.elapsed() < FORGET);
+        }
+        if known.len() < MAX_REGISTRIES {
+            known.insert(registry.to_owned(), Instant::now());
+        }
+    }
+
+    /// Forgets a registry: the agent has reached it.
+    pub(super) fn forget(&self, registry: &str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(registry);
+    }
+}
+
+impl<P: Puller> Fetching<P> {
+    /// Leaves an image to the runtime because the agent has no connection to its registry, which `error` says, unless the
+    /// runtime has failed at the same a moment ago.
+    pub(super) async fn step_back_unreachable(
+        &self,
+        registry: &str,
+        error: PullError,
+        request: PullRequest<'_>,
+        progress: ProgressSink<'_>,
+    ) -> Result<Pulled, PullError> {
+        let terms = &request.terms;
+        let buckets = Buckets { node: &self.fetcher.bucket, own: terms.bucket };
+        let needs_agent = self.fetcher.settings.mode != FetchMode::Auto
+            || buckets.limit().is_some()
+            || terms.verification.is_some()
+            || terms.shared_for.is_some();
+        if needs_agent || self.fetcher.unreachable.is_known(registry) {
+            return Err(error);
+        }
+        let why = format!("the agent cannot connect: {}", error.message);
+        match self.step_back(&why, request, progress).await {
+            Err(of_runtime) if says_as_much(&of_runtime) => {
+                self.fetcher.unreachable.remember(registry);
+                Err(error)
+            }
+            ended => ended,
+        }
+    }
+}
+
+/// Whether the runtime's failure says no more than that of the agent.
+fn says_as_much(error: &PullError) -> bool {
+    error.code == FailureCode::Unreachable || error.class == ErrorClass::Permanent
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_registry_is_remembered_for_a_while() {
+        let registries = Unreachable::default();
+        for number in 0..MAX_REGISTRIES {
+            registries.remember(&number.to_string());
+        }
+        registries.remember("one too many");
+        assert!(registries.is_known("0") && !registries.is_known("one too many"));
+        registries.forget("0");
+        assert!(!registries.is_known("0") && registries.is_known("1"));
+        tokio::time::advance(FORGET).await;
+        assert!(!registries.is_known("1"));
+        registries.remember("room again");
+        registries.remember("and more");
+        assert!(registries.is_known("room again") && registries.is_known("and more"));
+    }
+}
