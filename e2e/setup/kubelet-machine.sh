@@ -27,14 +27,13 @@ mount --bind /usr usr
 mount -o remount,bind,ro usr
 cp -r /etc/passwd /etc/group /etc/nsswitch.conf /etc/ld.so.cache etc/
 [[ ! -d /etc/alternatives ]] || cp -r /etc/alternatives etc/
-mkdir -p etc/ssl/certs
 printf '127.0.0.1 localhost\n' >etc/hosts
 : >etc/resolv.conf
 tr -d - </proc/sys/kernel/random/uuid >etc/machine-id
 
 # What outlives a restart of containerd is on disk, where the test finds it too: images are not for memory, and an
 # overlay can't have another overlay below it.
-for kept in var/lib/containerd var/lib/kubelet var/lib/edgecore-prepull etc/containerd etc/cni/net.d run/containerd run/kubernetes; do
+for kept in var/lib/containerd var/lib/kubelet var/lib/edgecore-prepull etc/containerd etc/ssl/certs etc/cni/net.d run/containerd run/kubernetes; do
   mkdir -p "$dir/$kept" "$kept"
   mount --bind "$dir/$kept" "$kept"
 done

@@ -66,4 +66,5 @@ mod traces;
 mod tries;
 mod unpacking;
 mod upgrades;
+mod view;
 mod windows;

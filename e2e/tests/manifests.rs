@@ -325,6 +325,22 @@ async fn the_agents_are_one_folder_for_every_runtime() -> Result<()> {
         let records = format!("{}/image_manager", dir.unwrap_or("/var/lib/kubelet"));
         let mount = agent.volume_mounts.iter().flatten().find(|mount| mount.mount_path == records);
         assert_eq!(mount.and_then(|mount| mount.read_only), Some(true), "{runtime:?}: {records}");
+        // Where the agent downloads, it sees what containerd reads, and can't write it.
+        let name = runtime.as_deref().and_then(Path::file_name).and_then(|name| name.to_str());
+        let of_runtime = match name {
+            None => &["/etc/containerd", "/etc/docker/certs.d"][..],
+            Some("k3s") => &["/var/lib/rancher/k3s/agent/etc/containerd"],
+            Some("rke2") => &["/var/lib/rancher/rke2/agent/etc/containerd"],
+            Some("k0s") => &["/etc/k0s", "/etc/containerd", "/run/k0s"],
+            Some(_) => &[],
+        };
+        for path in of_runtime {
+            let mount = agent.volume_mounts.iter().flatten().find(|mount| mount.mount_path == **path);
+            let mount = mount.with_context(|| format!("{runtime:?}: {path}"))?;
+            assert!(mount.read_only == Some(true) || mount.name == "runtime", "{runtime:?}: {path}");
+        }
+        let sees_ca = mounts.iter().any(|(_, path)| *path == "/etc/ssl/certs");
+        assert_eq!(sees_ca, !of_runtime.is_empty(), "{runtime:?}");
     }
     // k3s and RKE2 have the same.
     assert_eq!(endpoints.len(), 5, "{endpoints:?}");

@@ -108,8 +108,13 @@ impl Worker {
         &self.containerd
     }
 
+    /// The same, to restart it.
+    pub fn containerd_mut(&mut self) -> &mut Containerd {
+        &mut self.containerd
+    }
+
     /// A path of the machine, as the test sees it. Only what is kept on disk is there: the directories of containerd, of
-    /// the kubelet and of the agent.
+    /// the kubelet and of the agent, and the CAs that the machine trusts.
     pub fn path(&self, path: &str) -> PathBuf {
         self.dir.join(path.trim_start_matches('/'))
     }
