@@ -11,6 +11,7 @@ pub(crate) mod elsewhere;
 pub(crate) mod machine;
 pub(crate) mod places;
 pub(crate) mod plan;
+mod proxies;
 mod settings;
 pub(crate) mod systemd;
 
@@ -57,7 +58,7 @@ pub(crate) async fn run(args: InstallArgs) -> anyhow::Result<ExitCode> {
     }
     let token = args.token.read()?;
     let wish = wish(&args, token.as_ref(), &places)?;
-    let facts = machine::look(&places, token.as_ref().map(|token| &token.ca)).await?;
+    let facts = machine::look(&places, token.as_ref().map(|token| &token.ca), &wish).await?;
     let plan = plan::plan(&facts, &wish, &places)?;
     plan.connection.tunnel_urls.endpoints(TUNNEL_SCHEME)?;
     plan.connection.enroll_urls.endpoints(ENROLL_SCHEME)?;
@@ -171,6 +172,8 @@ impl Work {
                 self.check_settings(text)?;
                 put(&places.settings, text.as_bytes(), 0o644)?;
             }
+            // A proxy may have a password.
+            Step::WriteProxies(text) => put(&places.proxies, text.as_bytes(), 0o600)?,
             Step::Remove(path) => {
                 fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))?;
                 say(&format!("removed {}, which a package has replaced", path.display()))?;

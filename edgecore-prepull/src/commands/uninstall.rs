@@ -40,12 +40,13 @@ fn plan(places: &Places, has_systemd: bool, unit: &UnitState, purge: bool) -> Ve
     }
     // Of an `install` that was killed while it wrote.
     steps.extend(places.replaced_whole().map(|file| Step::File(temporary_of(file))));
-    let Places { program, unit: unit_file, drop_ins, etc, settings, state, restart_due, .. } = places.clone();
+    let Places { program, unit: unit_file, drop_ins, etc, settings, proxies, state, restart_due, .. } =
+        places.clone();
     steps.push(Step::File(unit_file));
     if purge {
         steps.extend([Step::Tree(drop_ins), Step::Tree(etc)]);
     } else {
-        steps.extend([Step::File(settings), Step::EmptyDir(etc)]);
+        steps.extend([Step::File(settings), Step::File(proxies), Step::EmptyDir(etc)]);
     }
     steps.extend([Step::Tree(state), Step::File(restart_due), Step::File(program)]);
     if has_systemd && unit.is_known {
@@ -214,11 +215,18 @@ mod tests {
         }
         fs::create_dir_all(places.program.parent().unwrap()).unwrap();
         fs::create_dir_all(places.restart_due.parent().unwrap()).unwrap();
-        let Places { program, unit, settings, restart_due, state, etc, drop_ins, .. } = &places;
+        let Places { program, unit, settings, proxies, restart_due, state, etc, drop_ins, .. } = &places;
         let key = state.join("pki/client.key");
-        for file in
-            [program, unit, settings, restart_due, &key, &etc.join("mine.yaml"), &drop_ins.join("mine.conf")]
-        {
+        for file in [
+            program,
+            unit,
+            settings,
+            proxies,
+            restart_due,
+            &key,
+            &etc.join("mine.yaml"),
+            &drop_ins.join("mine.conf"),
+        ] {
             fs::write(file, "").unwrap();
         }
         for file in places.replaced_whole() {

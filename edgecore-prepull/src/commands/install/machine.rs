@@ -9,15 +9,18 @@ use anyhow::{Context, anyhow};
 use rustix::fs::{FlockOperation, flock};
 
 use super::places::Places;
-use super::plan::{Facts, Init, JoinedAs};
+use super::plan::{Facts, Init, JoinedAs, Wish};
+use super::proxies;
 use super::systemd::{self, UnitState};
 use crate::cloud::identity::{Connection, Identity, IdentityError, StateDir};
+use crate::config::Settings;
+use crate::images::runtime::RuntimeEndpoint;
 
 /// The mode of the program.
 pub(super) const PROGRAM_MODE: u32 = 0o755;
 
 /// Collects what [`super::plan`] needs to know. `ca`: the CA of the token, if one is given.
-pub(super) async fn look(places: &Places, ca: Option<&[u8; 32]>) -> anyhow::Result<Facts> {
+pub(super) async fn look(places: &Places, ca: Option<&[u8; 32]>, wish: &Wish) -> anyhow::Result<Facts> {
     let init = find_init(places);
     let unit = if init == Init::Systemd { systemd::state().await? } else { UnitState::default() };
     let program = std::env::current_exe().context("cannot tell which program runs")?;
@@ -36,6 +39,8 @@ pub(super) async fn look(places: &Places, ca: Option<&[u8; 32]>) -> anyhow::Resu
         has_own_program: places.program.exists(),
         unit: read(&places.unit)?,
         settings: read(&places.settings)?,
+        proxies: read(&places.proxies)?,
+        runtime_proxies: proxies::of_runtime(&runtime(places, wish)).await,
         is_enabled: unit.is_enabled,
         is_running: unit.is_running(),
         is_restart_due: places.restart_due.exists(),
@@ -43,6 +48,13 @@ pub(super) async fn look(places: &Places, ca: Option<&[u8; 32]>) -> anyhow::Resu
         host_name: read(Path::new("/proc/sys/kernel/hostname"))?.unwrap_or_default(),
         joined: find_identity(places, ca)?,
     })
+}
+
+/// The runtime that the agent will use.
+fn runtime(places: &Places, wish: &Wish) -> RuntimeEndpoint {
+    let given = wish.settings.get("runtimeEndpoint").and_then(|endpoint| endpoint.as_str()?.parse().ok());
+    let stored = || Settings::from_file(&places.settings).ok()?.runtime_endpoint;
+    given.or_else(stored).unwrap_or_else(RuntimeEndpoint::in_the_usual_places)
 }
 
 /// Whether a package has brought the agent.

@@ -22,6 +22,8 @@ pub(crate) struct Places {
     /// The directory of `settings`, where credential providers may have their file as well.
     pub(crate) etc: PathBuf,
     pub(crate) settings: PathBuf,
+    /// The environment of the agent: proxies.
+    pub(crate) proxies: PathBuf,
     pub(crate) state: PathBuf,
     /// There from the first change until the restart that belongs to it. A boot starts everything anew.
     pub(crate) restart_due: PathBuf,
@@ -37,8 +39,8 @@ impl Default for Places {
 
 impl Places {
     /// The files that are replaced as a whole, by way of a temporary file beside each.
-    pub(crate) fn replaced_whole(&self) -> [&Path; 3] {
-        [&self.program, &self.unit, &self.settings]
+    pub(crate) fn replaced_whole(&self) -> [&Path; 4] {
+        [&self.program, &self.unit, &self.settings, &self.proxies]
     }
 
     /// The places below another root than `/`.
@@ -52,6 +54,7 @@ impl Places {
             program_of_package: at(PROGRAM_OF_PACKAGE),
             etc: at("/etc/edgecore-prepull"),
             settings: at("/etc/edgecore-prepull/config.yaml"),
+            proxies: at("/etc/edgecore-prepull/proxy.env"),
             state: at(DEFAULT_STATE_DIR),
             restart_due: at("/run/edgecore-prepull.restart"),
             systemd: at("/run/systemd/system"),
@@ -66,9 +69,10 @@ mod tests {
 
     #[test]
     fn the_unit_starts_the_program_with_the_settings_and_the_state_that_are_installed() {
-        let Places { program, settings, state, .. } = Places::default();
+        let Places { program, settings, proxies, state, .. } = Places::default();
         let start = format!("ExecStart={} run --config {}\n", program.display(), settings.display());
         assert!(UNIT_FILE.contains(&start), "{start}");
+        assert!(UNIT_FILE.contains(&format!("\nEnvironmentFile=-{}\n", proxies.display())));
         assert!(UNIT_FILE.contains("\nStateDirectory=edgecore-prepull\nStateDirectoryMode=0700\n"));
         assert!(UNIT_FILE.contains(&format!("\nConditionPathExists={}/pki/client.crt\n", state.display())));
     }

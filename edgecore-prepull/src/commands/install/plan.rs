@@ -6,7 +6,7 @@ use prepull_api::task::NodeName;
 use serde_json::{Map, Value};
 
 use super::places::{PROGRAM_OF_PACKAGE, Places, UNIT};
-use super::settings;
+use super::{proxies, settings};
 use crate::cloud::endpoint::Urls;
 use crate::cloud::identity::Connection;
 use crate::config::Settings;
@@ -44,6 +44,9 @@ pub(super) struct Facts {
     /// The texts of the files, where there are any.
     pub(super) unit: Option<String>,
     pub(super) settings: Option<String>,
+    pub(super) proxies: Option<String>,
+    /// The proxies of the runtime, by their variables. `None` if it cannot be asked.
+    pub(super) runtime_proxies: Option<Vec<(String, String)>>,
     pub(super) is_enabled: bool,
     pub(super) is_running: bool,
     /// Whether an earlier run was interrupted between a change and the restart that belongs to it.
@@ -92,6 +95,8 @@ pub(super) enum Step {
     CopyProgram,
     WriteUnit,
     WriteSettings(String),
+    /// Have the agent go through the proxies of the runtime.
+    WriteProxies(String),
     /// Remove what a package has replaced.
     Remove(PathBuf),
     Reload,
@@ -184,6 +189,8 @@ pub(super) fn plan(facts: &Facts, wish: &Wish, places: &Places) -> Result<Plan, 
         steps.push(Step::WriteUnit);
     }
     steps.extend(settings.map(Step::WriteSettings));
+    let proxies = proxies::plan(facts.proxies.as_deref(), facts.runtime_proxies.as_deref());
+    steps.extend(proxies.map(Step::WriteProxies));
     let replaced = find_replaced(facts, places);
     let is_unit_replaced = replaced.contains(&places.unit);
     steps.extend(replaced.into_iter().map(Step::Remove));
@@ -303,6 +310,9 @@ impl Step {
                 let settings = settings.join("\n    ");
                 format!("write {} (mode 0644):\n    {settings}", places.settings.display())
             }
+            Self::WriteProxies(text) => {
+                format!("write {} (mode 0600): {}", places.proxies.display(), proxies::names(text))
+            }
             Self::Remove(path) => format!("remove {}, which a package has replaced", path.display()),
             Self::Reload => "systemctl daemon-reload".to_owned(),
             Self::Enable => format!("systemctl reenable {UNIT}"),
@@ -321,6 +331,7 @@ impl Step {
             | Self::CopyProgram
             | Self::WriteUnit
             | Self::WriteSettings(_)
+            | Self::WriteProxies(_)
             | Self::Remove(_) => true,
             Self::CreateStateDir
             | Self::Reload

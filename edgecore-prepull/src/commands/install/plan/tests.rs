@@ -13,6 +13,8 @@ fn bare() -> Facts {
         has_own_program: false,
         unit: None,
         settings: None,
+        proxies: None,
+        runtime_proxies: None,
         is_enabled: false,
         is_running: false,
         is_restart_due: false,
@@ -122,6 +124,20 @@ fn whatever_a_run_that_was_interrupted_has_left_the_same_line_finishes_it() {
     ] {
         assert_eq!(steps(&facts, &line()), wanted, "{facts:?}");
     }
+}
+
+#[test]
+fn proxies_of_the_runtime_are_the_agents() {
+    let proxies = Some(vec![("HTTPS_PROXY".to_owned(), "http://u:hunter2@proxy:3128".to_owned())]);
+    let facts = Facts { runtime_proxies: proxies, ..installed() };
+    let found = plan(&facts, &line(), &Places::default()).unwrap();
+    let [write @ Step::WriteProxies(text), Step::Restart, Step::AwaitConnection] = &found.steps[..] else {
+        panic!("{found:?}")
+    };
+    let said = write.describe(&found, &Places::default());
+    assert!(said.contains("/proxy.env (mode 0600): HTTPS_PROXY") && !said.contains("hunter2"), "{said}");
+    let facts = Facts { proxies: Some(text.clone()), ..facts };
+    assert_eq!(steps(&facts, &line()), [Step::AwaitConnection]);
 }
 
 #[test]

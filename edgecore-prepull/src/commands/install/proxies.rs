@@ -1,0 +1,87 @@
+//! The proxies that the container runtime downloads through. The agent's unit reads them from a file of their own.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use crate::images::runtime::RuntimeEndpoint;
+
+/// First line of a file of ours. One without it is an administrator's.
+const HEADER: &str = "# The proxies of the container runtime, written by `edgecore-prepull install`. Without this line it's left alone.\n";
+/// The variables that Go's programs read, and so containerd.
+const NAMES: [&str; 6] = ["HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"];
+
+/// Asks the runtime's process for its proxies. `None` if it doesn't run, or listens behind a socket of systemd.
+pub(super) async fn of_runtime(runtime: &RuntimeEndpoint) -> Option<Vec<(String, String)>> {
+    let peer = runtime.peer().await.filter(|peer| *peer > 1)?;
+    let environment = std::fs::read(Path::new("/proc").join(peer.to_string()).join("environ")).ok()?;
+    Some(proxies(&environment))
+}
+
+fn proxies(environment: &[u8]) -> Vec<(String, String)> {
+    let variables =
+        environment.split(|byte| *byte == 0).filter_map(|variable| std::str::from_utf8(variable).ok());
+    let variables = variables.filter_map(|variable| variable.split_once('='));
+    let set = variables.filter(|(name, value)| {
+        NAMES.contains(name) && !value.is_empty() && !value.contains(char::is_control)
+    });
+    set.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+}
+
+/// The new text of the file, if it is another one.
+pub(super) fn plan(before: Option<&str>, proxies: Option<&[(String, String)]>) -> Option<String> {
+    let proxies = proxies?;
+    match before {
+        None if proxies.is_empty() => return None,
+        Some(before) if !before.starts_with(HEADER) => return None,
+        _ => {}
+    }
+    let mut text = HEADER.to_owned();
+    for (name, value) in proxies {
+        let value = value.replace('\\', "\\\\").replace('"', "\\\"");
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{name}=\"{value}\"");
+    }
+    (before != Some(text.as_str())).then_some(text)
+}
+
+/// The names of the variables in the text: a proxy may have a password.
+pub(super) fn names(text: &str) -> String {
+    let names = text.lines().filter_map(|line| Some(line.split_once('=')?.0));
+    let names: Vec<_> = names.filter(|name| NAMES.contains(name)).collect();
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn proxies_are_taken_from_the_environment() {
+        let environment =
+            b"PATH=/bin\0HTTPS_PROXY=http://u:p@proxy:3128\0no_proxy=a,b=c\0HTTP_PROXY=\0https_proxy=a\nb\0";
+        let expected = [("HTTPS_PROXY", "http://u:p@proxy:3128"), ("no_proxy", "a,b=c")];
+        assert_eq!(proxies(environment), expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
+    }
+
+    #[test]
+    fn only_our_own_file_is_replaced() {
+        let proxies = [("HTTPS_PROXY".to_owned(), "http://a\\b\"c".to_owned())];
+        let ours = format!("{HEADER}HTTPS_PROXY=\"http://a\\\\b\\\"c\"\n");
+        for (before, proxies, expected) in [
+            (None, Some(&proxies[..]), Some(&*ours)),
+            (Some(&*ours), Some(&proxies), None),
+            (Some(HEADER), Some(&proxies), Some(&ours)),
+            (Some(&ours), Some(&[]), Some(HEADER)),
+            (Some(HEADER), Some(&[]), None),
+            (None, Some(&[]), None),
+            (Some("HTTPS_PROXY=mine\n"), Some(&proxies), None),
+            // The runtime doesn't run.
+            (Some(&ours), None, None),
+        ] {
+            assert_eq!(plan(before, proxies).as_deref(), expected, "{before:?} {proxies:?}");
+        }
+        assert_eq!((names(&ours), names(HEADER)), ("HTTPS_PROXY".to_owned(), "none".to_owned()));
+    }
+}
