@@ -2,7 +2,7 @@
 # Runs the tests that touch the container runtime with one containerd after the other, and prints a table at the end:
 # how many of each topic passed, and how long each release took. A release that fails does not stop the next one.
 #
-#   RUNTIMES='1.6 2.1'   these only: 1.6, or whatever is installed, is `system`; others are taken from Debian's packages
+#   RUNTIMES='1.6 2.1'   these only: 1.6, or whatever is installed, is `system`; others are got by containerd.sh
 #   arguments            topics instead of these below, such as links:: restarts::an_agent_killed
 set -euo pipefail
 setup=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -22,7 +22,7 @@ topics=(
   harness_edge:: harness::a_proxy harness::a_registry harness::restarted
 )
 if (($#)); then topics=("$@"); fi
-read -ra releases <<<"${RUNTIMES:-system 1.7 2.1}"
+read -ra releases <<<"${RUNTIMES:-system 1.7 2.1 2.2}"
 
 logs=$target/runtimes-logs
 mkdir -p "$logs"
