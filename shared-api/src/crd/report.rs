@@ -195,7 +195,10 @@ mod tests {
         let crd = crd();
         let schema = crd.spec.versions[0].schema.clone().unwrap().open_api_v3_schema.unwrap();
         let fields: Vec<_> = schema.properties.unwrap().into_keys().collect();
-        assert_eq!(fields, ["firstAttempt", "index", "jobName", "nodeStatus", "recheck", "rechecking", "retry", "summary"]);
+        assert_eq!(
+            fields,
+            ["firstAttempt", "index", "jobName", "nodeStatus", "recheck", "rechecking", "retry", "summary"]
+        );
     }
 
     #[test]

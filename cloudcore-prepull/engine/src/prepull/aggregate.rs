@@ -536,7 +536,8 @@ mod tests {
     fn a_condition_keeps_its_transition_time_until_it_changes() {
         let early = Timestamp::from_second(1_000).unwrap();
         let late = Timestamp::from_second(2_000).unwrap();
-        let fact = |status| Fact { type_: "Complete", status: Some(status), reason: "X", message: String::new() };
+        let fact =
+            |status| Fact { type_: "Complete", status: Some(status), reason: "X", message: String::new() };
         let first = merge_conditions(&[], vec![fact(false)], Some(1), early);
         let second = merge_conditions(&first, vec![fact(false)], Some(1), late);
         assert_eq!(second[0].last_transition_time, Time(early));

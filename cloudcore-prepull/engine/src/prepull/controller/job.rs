@@ -366,8 +366,9 @@ impl Job {
     fn after_write(&mut self, node: &NodeName, deferred: Deferred, effects: &mut Effects<'_>) {
         let ready = match self.members.rollout().position(node) {
             Some(place) => self.output.defer(place, deferred),
-            // A node that the job does not know: nothing will ever be written of it.
-            None => Some(deferred),
+            // A node that the job does not know: nothing will ever be written of it. It may be one of an earlier run, which
+            // the next leader goes on with unless this one is written.
+            None => self.output.defer_to_beginning(deferred),
         };
         if let Some(deferred) = ready {
             self.release(deferred, effects);

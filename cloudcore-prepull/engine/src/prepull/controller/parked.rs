@@ -49,7 +49,8 @@ impl Parked {
         let job = rest_of(object);
         let status = job.status.as_ref()?;
         let ended = status.completion_time.as_ref()?.0;
-        let known: usize = reports.iter().map(|report| report.node_status.len()).sum();
+        let of_run = reports.iter().filter(|report| report.first_attempt == status.first_attempt);
+        let known: usize = of_run.map(|report| report.node_status.len()).sum();
         (known < status.summary.desired as usize).then(|| Self::over(object, status, ended))
     }
 

@@ -36,6 +36,8 @@ struct World {
     /// What the API server has.
     stored: Option<ImagePrePullJobStatus>,
     reports: BTreeMap<u32, ReportBody>,
+    /// The generation of each status that says that a job is Complete.
+    complete: Vec<i64>,
     deleted: usize,
     /// The job as it was told of last.
     object: Option<JobObject>,
@@ -80,6 +82,7 @@ impl World {
         let mut world = Self {
             controller: Controller::default(),
             now: Timestamp::from_second(1_000_000).unwrap(),
+            complete: Vec::new(),
             stored: None,
             reports: BTreeMap::new(),
             deleted: 0,
@@ -180,7 +183,12 @@ impl World {
                         let outcome = if self.api_up { WriteOutcome::Done } else { WriteOutcome::Failed };
                         match content {
                             _ if !self.api_up => {}
-                            Content::Status(status) => self.stored = Some(*status),
+                            Content::Status(status) => {
+                                let mut ends = status.conditions.iter().filter(|known| known.type_ == "Complete");
+                                let is_complete = ends.any(|known| known.status == "True");
+                                self.complete.extend(status.observed_generation.filter(|_| is_complete));
+                                self.stored = Some(*status);
+                            }
                             Content::Report(report) => _ = self.reports.insert(report.index, *report),
                         }
                         let written = Input::Written { job, object, version, outcome };

@@ -13,6 +13,8 @@ use crate::shared::reasons;
 use crate::shared::writes::Pace;
 
 const CHANGED: &str = "what is pulled, or on which nodes, has changed, and takes effect in a new run once this one has ended: undo the change to prevent that, or create a new job";
+const CHANGED_AFTER_END: &str = "what is pulled, or on which nodes, has changed: a new run begins";
+const CHANGED_EARLIER: &str = "what is pulled, or on which nodes, was changed under an earlier version, which did not follow that: change it again, or create a new job";
 const CHANGED_AND_CANCELLED: &str =
     "what is pulled, or on which nodes, has changed, and a cancelled job begins no new run: create a new job";
 const CHANGED_UNSEEN: &str = "the spec was changed, and what the job began with is not known";
@@ -75,7 +77,9 @@ impl Job {
     ) {
         self.next = self.read_next(object);
         if self.is_over() && self.next.is_some() {
-            // The new run takes over the whole spec.
+            // The new run takes over the whole spec. It begins once the end of this one is written, which says nothing of
+            // the spec as it is now.
+            self.spec.refuse(CHANGED_AFTER_END);
             return;
         }
         match self.read_edit(object) {
@@ -86,6 +90,14 @@ impl Job {
                 }
                 self.refuse_edit(&Refusal::of(refusal), news, effects);
             }
+        }
+    }
+
+    /// Begins no further run for what an earlier version has refused, and said so: it must not begin by itself.
+    pub(super) fn ignore_next(&mut self) {
+        if self.next.take().is_some() {
+            self.spec.refuse(CHANGED_EARLIER);
+            self.spec.ends_as_asked();
         }
     }
 

@@ -10,7 +10,7 @@ use super::super::{Action, Effects, cancel};
 use super::course::{Ending, Outlook, Stop};
 use super::events::some_of;
 use super::{Job, Nodes, note_of};
-use crate::prepull::rollout::{Decision, Rechecked, Rollout, Verdict};
+use crate::prepull::rollout::{Decision, FIRST_ATTEMPT, Rechecked, Rollout, Verdict};
 use crate::shared::counted::{counted, counted_len};
 use crate::shared::reasons;
 use crate::shared::writes::{Deferred, Pace};
@@ -24,6 +24,9 @@ impl Job {
         }
         if self.is_over() {
             return self.delete_if_due(effects);
+        }
+        if self.awaits_beginning() {
+            return;
         }
         let is_cancelled = self.course.is_cancelled();
         if self.is_held() && !is_cancelled {
@@ -59,6 +62,12 @@ impl Job {
             self.announce_wave(&waves, effects);
         }
         self.conclude(is_late, stop, nodes, effects);
+    }
+
+    /// Whether a further run has begun, and the status does not say so yet. Until it does, the API server has the end of the
+    /// run before, and its reports: nothing starts, and nothing ends.
+    fn awaits_beginning(&self) -> bool {
+        self.course.is_running() && self.course.first_attempt() > FIRST_ATTEMPT && !self.output.has_begun()
     }
 
     fn carry_out(&mut self, decision: Decision, effects: &mut Effects<'_>) {
@@ -111,9 +120,10 @@ impl Job {
 
     /// When [`Self::advance`] or a write may have something to do although nothing happened.
     pub(in crate::prepull::controller) fn next_wakeup(&self) -> Option<Timestamp> {
-        let has_deadlines = self.course.is_running() && !self.is_held();
+        let goes_on = !self.awaits_beginning();
+        let has_deadlines = self.course.is_running() && !self.is_held() && goes_on;
         let deadline = has_deadlines.then(|| self.members.rollout().next_deadline()).flatten();
-        let active = self.course.active_deadline();
+        let active = self.course.active_deadline().filter(|_| goes_on);
         let write = self.output.next_write(self.course.ended().is_some());
         [deadline, active, write, self.delete_due(), self.park_due()].into_iter().flatten().min()
     }

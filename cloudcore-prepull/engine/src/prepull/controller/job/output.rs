@@ -59,6 +59,7 @@ impl Output {
     /// The run is over, and another one begins: what was written of it counts no more.
     pub(super) fn end_run(&mut self) {
         self.earlier = self.shards.indexes().collect();
+        self.shards = Shards::stored(&[], MAX_NODES_IN_REPORT);
     }
 
     /// The API server has these reports, by index and length; `job`: what decides how many nodes a further one holds.
@@ -128,6 +129,16 @@ impl Output {
         self.shards.after(place, deferred)
     }
 
+    /// Whether the API server has a status that tells that the job has begun.
+    pub(super) fn has_begun(&self) -> bool {
+        self.status.has(self.beginning)
+    }
+
+    /// Holds back until the API server has that. Returns what need not wait.
+    pub(super) fn defer_to_beginning(&mut self, deferred: Deferred) -> Option<Deferred> {
+        if self.has_begun() { Some(deferred) } else { self.status.after(deferred) }
+    }
+
     /// Begins the writes of reports that are due. `is_over`: whether the job is.
     pub(super) fn begin_reports(
         &mut self,
@@ -176,7 +187,7 @@ impl Output {
 
     /// A job that is over before its beginning is written has started nothing: its reports need not wait.
     fn may_write_reports(&self, is_over: bool) -> bool {
-        is_over || self.status.has(self.beginning)
+        is_over || self.has_begun()
     }
 
     /// Whether the API server has everything as it is in memory.
@@ -186,6 +197,6 @@ impl Output {
 
     /// Nothing will be written any more. Returns what waited.
     pub(super) fn abandon(&mut self) -> impl Iterator<Item = Deferred> {
-        self.shards.abandon()
+        self.status.abandon().chain(self.shards.abandon())
     }
 }

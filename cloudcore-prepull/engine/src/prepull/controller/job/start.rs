@@ -179,7 +179,6 @@ impl Job {
             self.course.configure(job);
         }
         let has_ended = status.completion_time.is_some();
-        // An earlier version refused such a change, and said so: it must not begin by itself.
         let may_begin_next_run = !is_seen || is_end_unknown(&status);
         let known = known_rounds(&status);
         self.course.restore(&status, has_ended, known, effects.now);
@@ -243,7 +242,9 @@ impl Job {
                 self.output.touch_status(pace);
             }
             self.apply_edit(object, news.filter(|_| !is_seen), nodes, effects);
-            self.next.take_if(|_| !may_begin_next_run);
+            if !may_begin_next_run {
+                self.ignore_next();
+            }
         } else {
             self.members.remove_missing(nodes);
             if status_has_begun {

@@ -22,6 +22,11 @@ impl World {
         self.pass(1_000);
     }
 
+    /// Passes a minute, second by second.
+    fn pass_minute(&mut self) {
+        (0..60).for_each(|_| self.pass(1_000));
+    }
+
     fn ends_of(&self) -> [&str; 3] {
         ["Complete", "Failed", "Finished"].map(|type_| self.condition(type_).0)
     }
@@ -172,7 +177,10 @@ fn an_edit_while_a_job_is_read_again_counts() {
     let reports = world.stored_reports();
     world.give(Input::Recalled(JobUid(UID.to_owned()), reports, Some(second)));
     world.pass(1_000);
-    assert_eq!((world.images.last().unwrap().as_str(), world.status().observed_generation), ("app:3", Some(3)));
+    assert_eq!(
+        (world.images.last().unwrap().as_str(), world.status().observed_generation),
+        ("app:3", Some(3))
+    );
 }
 
 #[test]
@@ -265,4 +273,55 @@ fn a_run_unpins_the_images_of_the_one_before() {
     world.give(with_spec(of(&nodes, "app:2"), json!({"pin": true}), 2, None));
     world.pass(1_000);
     assert_eq!((unpins(&world), world.images.len()), (1, 2));
+}
+
+#[test]
+fn an_end_told_late_is_of_its_own_spec() {
+    let (mut world, nodes) = fleet(1);
+    world.give(job(of(&nodes, "app:1"), 1, None));
+    world.pass(1_000);
+    world.api_up = false;
+    world.all_succeed(&nodes);
+    world.give(job(of(&nodes, "app:2"), 2, None));
+    world.api_up = true;
+    world.pass_minute();
+    assert_eq!((world.complete.len(), world.images.len()), (0, 2));
+    world.all_succeed(&nodes);
+    assert_eq!(world.complete, [2]);
+}
+
+#[test]
+fn a_run_ends_after_its_beginning_is_written() {
+    let (mut world, nodes) = fleet(1);
+    world.give(job(of(&nodes, "app:1"), 1, None));
+    world.pass(1_000);
+    world.all_succeed(&nodes);
+    world.api_up = false;
+    world.give(with_spec(of(&nodes, "app:2"), json!({"activeDeadlineSeconds": 10}), 2, None));
+    world.pass_minute();
+    assert!(!world.tried.ends_with(&[Object::Report(0)]), "the records of the run before would be lost");
+    let first: Vec<_> = world.reports.values().map(|report| report.first_attempt).collect();
+    assert_eq!((first, world.status().first_attempt), (vec![None], None));
+    world.api_up = true;
+    world.pass_minute();
+    assert_eq!((world.condition("Failed"), world.status().first_attempt), (("True", "DeadlineExceeded"), Some(2)));
+}
+
+#[test]
+fn a_late_result_waits_for_the_run() {
+    let (mut world, nodes) = fleet(2);
+    world.give(job(of(&nodes, "app:1"), 1, None));
+    world.pass(1_000);
+    world.says("n1", result_of(1, TaskOutcome::Succeeded));
+    world.pass(4_000_000);
+    assert_eq!((world.phase_of("n0"), world.acks()), (NodePhase::Unknown, 1));
+    world.api_up = false;
+    world.give(job(of(&nodes[1..], "app:2"), 2, world.stored.clone().as_ref()));
+    world.pass(1_000);
+    // The next leader would find it Unknown, in the run before.
+    world.says("n0", result_of(1, TaskOutcome::Succeeded));
+    assert_eq!(world.acks(), 1);
+    world.api_up = true;
+    world.pass_minute();
+    assert_eq!(world.acks(), 2);
 }
