@@ -6,9 +6,10 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
 use prepull_api::crd::report::{ImagePrePullReport, ReportBody};
-use prepull_api::crd::status::NodeStatus;
+use prepull_api::crd::status::{ImagePrePullJobStatus, NodeStatus};
 use prepull_api::task::{JobUid, NodeName};
 use prepull_engine::prepull::controller::{Content, JobObject, Object, UnreadableJob};
+use prepull_engine::prepull::rollout::FIRST_ATTEMPT;
 use prepull_engine::shared::node_view::NodeView;
 
 pub(crate) struct Stored<T> {
@@ -34,6 +35,8 @@ pub(crate) struct Api {
     /// What the leader knows of a report that a late write of a killed cloudcore has replaced; `None` for a report that it
     /// does not know at all. Its next write of that report replaces it again, and the next leader reads it.
     pub(crate) overtaken: BTreeMap<(JobUid, u32), Option<ReportBody>>,
+    /// `status.firstAttempt` as the leader knows it, of jobs whose status a late write of a killed cloudcore has replaced.
+    pub(crate) overtaken_runs: BTreeMap<JobUid, u32>,
     pub(crate) nodes: BTreeMap<NodeName, NodeView>,
     /// Jobs with a field of the wrong type, which an older definition let through.
     unreadable: BTreeSet<JobUid>,
@@ -98,6 +101,7 @@ impl Api {
                 }
                 stored.version = version;
                 stored.object.status = Some((**status).clone());
+                self.overtaken_runs.remove(job);
             }
             Content::Report(body) => {
                 let key = (job.clone(), body.index);
@@ -148,18 +152,41 @@ impl Api {
         }
     }
 
-    /// The records of the nodes of a job in its reports, as the leader knows them.
+    /// The jobs with reports of their run that somebody has deleted.
+    pub(crate) fn lost_reports(&self) -> impl Iterator<Item = &JobUid> {
+        let of_run = |job: &JobUid, report: &ReportBody| {
+            report.first_attempt.unwrap_or(FIRST_ATTEMPT) == self.first_attempt(job)
+        };
+        let lost = self.deleted_reports.iter().filter(move |((job, _), report)| of_run(job, report));
+        lost.map(|((job, _), _)| job)
+    }
+
+    /// Number of the first attempt in the run that a job is in, as the leader knows it.
+    pub(crate) fn first_attempt(&self, job: &JobUid) -> u32 {
+        let stored = || self.jobs.get(job).and_then(|stored| stored.object.status.as_ref());
+        let known = self.overtaken_runs.get(job).copied();
+        known.or_else(|| stored().map(first_attempt)).unwrap_or(FIRST_ATTEMPT)
+    }
+
+    /// The records of the nodes of a job in the reports of its run, as the leader knows them.
     pub(crate) fn records<'a>(&'a self, job: &JobUid) -> impl Iterator<Item = &'a NodeStatus> + use<'a> {
+        let first = self.first_attempt(job);
         let range = (job.clone(), 0)..=(job.clone(), u32::MAX);
         let existing = self.reports.range(range.clone()).map(|(key, stored)| (key, &stored.object));
         // The leader knows what was in a deleted one, and is about to write it again.
         let existing = existing.chain(self.deleted_reports.range(range.clone()));
         let current = existing.filter(|(key, _)| !self.overtaken.contains_key(key)).map(|(_, report)| report);
         let overtaken = self.overtaken.range(range).filter_map(|(_, report)| report.as_ref());
-        current.chain(overtaken).flat_map(|report| report.node_status.iter())
+        let of_run = move |report: &&ReportBody| report.first_attempt.unwrap_or(FIRST_ATTEMPT) == first;
+        current.chain(overtaken).filter(of_run).flat_map(|report| report.node_status.iter())
     }
 
     pub(crate) fn record(&self, job: &JobUid, node: &NodeName) -> Option<&NodeStatus> {
         self.records(job).find(|record| record.node_name == node.0)
     }
+}
+
+/// Number of the first attempt in the run that this status is about.
+pub(crate) fn first_attempt(status: &ImagePrePullJobStatus) -> u32 {
+    status.first_attempt.unwrap_or(FIRST_ATTEMPT)
 }

@@ -18,6 +18,7 @@ use crate::world::{at, millis};
 mod course;
 mod edges;
 mod nodes;
+mod runs;
 pub(crate) mod specs;
 
 use specs::Delivered;
@@ -26,8 +27,20 @@ use specs::Delivered;
 pub(crate) struct Check {
     duplicates: bool,
     delivered: BTreeMap<JobUid, Vec<Delivered>>,
-    /// The first valid spec of each job. Its fixed part stays in force whatever people edit.
+    /// What the run of each job began with. Its fixed part stays in force until the run has ended, whatever people edit.
     beginnings: BTreeMap<JobUid, ImagePrePullJobSpec>,
+    /// What each job is to begin a further run with once it is over.
+    next: BTreeMap<JobUid, ImagePrePullJobSpec>,
+    /// The spec of each generation that a controller received; `None` where it could not be read.
+    asked: BTreeMap<(JobUid, i64), Option<ImagePrePullJobSpec>>,
+    /// What each run began with, by the number of its first attempt.
+    begun: BTreeMap<(JobUid, u32), ImagePrePullJobSpec>,
+    /// The run that each job is in, by the number of its first attempt, as the API server has it.
+    runs: BTreeMap<JobUid, u32>,
+    /// The run of each job of which the leader knows that the API server has it.
+    confirmed: BTreeMap<JobUid, u32>,
+    /// When the run of each job began, for the leader.
+    run_since: BTreeMap<JobUid, u64>,
     /// `startTime` of each job.
     start_times: BTreeMap<JobUid, u64>,
     /// When the active time of each job began to count at the latest.
@@ -122,7 +135,7 @@ impl Check {
                 // The reports of a deleted job are garbage-collected, and a late write may create one again.
                 if !unread && api.jobs.contains_key(job) {
                     self.leave(api, job);
-                    self.report(job, report);
+                    self.report(api, job, report);
                 }
                 self.concurrency(api, job);
                 self.waves(api, job);

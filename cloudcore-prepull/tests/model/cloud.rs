@@ -176,6 +176,7 @@ impl World {
                 self.cloud.boot = Boot::Jobs;
             }
             Boot::Jobs => {
+                self.api.overtaken_runs.clear();
                 self.give(Input::Jobs(self.api.list()));
                 self.flush();
                 self.cloud.boot = Boot::Up;
@@ -310,6 +311,7 @@ impl World {
                     }
                 }
                 self.api.overtaken.retain(|(of, _), _| *of != job);
+                self.api.overtaken_runs.remove(&job);
                 let object = self.api.read(&job);
                 self.give(Input::Recalled(job, reports, object));
             }
@@ -335,6 +337,9 @@ impl World {
             }
             match landed {
                 Ok(version) if fate == Fate::Answered => {
+                    if let Content::Status(status) = &content {
+                        self.check.confirm_run(&job, status);
+                    }
                     let now = (content, stirred);
                     let known = self.cloud.wrote.get(&key);
                     assert!(known != Some(&now), "written although nothing changed: {job} {object:?}");
@@ -374,6 +379,7 @@ impl World {
             Content::Report(report) => Some(self.known_report(job, report.index)),
             Content::Status(_) => None,
         };
+        let run = self.api.first_attempt(job);
         let version = self.api.write(job, expected, content)?;
         // Whether the leader has already read the object, without this write.
         let read = match content.object() {
@@ -382,6 +388,9 @@ impl World {
         };
         if let (Object::Report(index), Some(before)) = (content.object(), before.filter(|_| ghost && read)) {
             self.api.overtaken.insert((job.clone(), index), before);
+        }
+        if ghost && read && content.object() == Object::Status {
+            self.api.overtaken_runs.insert(job.clone(), run);
         }
         self.check.landed(&self.api, job, content, ghost && read);
         if content.object() == Object::Status
@@ -460,7 +469,7 @@ impl World {
     /// Kills cloudcore and starts it anew. Its writes that were under way may still reach the API server.
     pub(crate) fn restart_cloud(&mut self) {
         // What was in a deleted report is lost with the leader that knew it: nothing can be said of the job any more.
-        let lost: Vec<JobUid> = self.api.deleted_reports.keys().map(|(job, _)| job.clone()).collect();
+        let lost: Vec<JobUid> = self.api.lost_reports().cloned().collect();
         for job in &lost {
             self.delete_job(job);
         }

@@ -68,7 +68,8 @@ impl World {
     fn forge_task(&mut self, edge: usize) -> Option<OpenTask> {
         let job = self.any_job()?;
         let record = self.api.record(&job, &self.edges[edge].node)?;
-        let task = TaskId { job, attempt: record.attempt.max(1) };
+        let attempt = record.attempt.max(self.api.first_attempt(&job));
+        let task = TaskId { job, attempt };
         let phase = self.rng.pick(&[OpenPhase::Running, OpenPhase::NeedsKeys]);
         (record.phase == NodePhase::Pending).then_some(OpenTask { task, phase, limited: false })
     }

@@ -17,7 +17,7 @@ impl World {
         self.log(|| "---- the faults stop".to_owned());
         self.calm = true;
         self.ghosts.clear();
-        if !self.api.overtaken.is_empty() {
+        if !self.api.overtaken.is_empty() || !self.api.overtaken_runs.is_empty() {
             // The leader may have no reason to write such a report again; what it says, the next one reads.
             self.restart_cloud();
         }
@@ -174,7 +174,7 @@ impl World {
     /// Checks that every edge has the task of its node in progress, unless it is unknown what the node is to pull: its
     /// Node was deleted, or the job was edited in a way that it cannot follow.
     fn check_nodes_have_their_tasks(&self) {
-        for job in self.api.jobs.keys().filter(|job| !self.refused.contains(*job)) {
+        for job in self.api.jobs.keys().filter(|job| self.is_followed(job)) {
             for edge in self.edges.iter().filter(|edge| !self.deleted.contains(&edge.node)) {
                 self.check.works(&self.api, job, edge, self.now);
             }

@@ -219,7 +219,7 @@ impl World {
 
     /// Whether the job names its nodes, and this one is not among them.
     fn leaves_out(&self, job: &JobUid, node: &NodeName) -> bool {
-        let names = self.good_specs.get(job).map(|spec| &spec.image_pre_pull_template.node_names);
+        let names = self.check.beginning(job).map(|spec| &spec.image_pre_pull_template.node_names);
         names.is_some_and(|names| !names.is_empty() && !names.contains(&node.0))
     }
 

@@ -218,8 +218,14 @@ impl World {
         match what {
             0 => self.api.spoil(&uid),
             1 | 2 => self.api.edit(&uid, |spec| edits::make_invalid(spec, rng)),
-            3 | 4 if started => self.api.edit(&uid, |spec| edits::edit_fixed_part(spec, edges, rng)),
-            5 | 6 => self.api.edit(&uid, |spec| spec.clone_from(good)),
+            3 | 4 | 7 if started => self.api.edit(&uid, |spec| edits::edit_fixed_part(spec, edges, rng)),
+            5 => self.api.edit(&uid, |spec| spec.clone_from(good)),
+            6 => self.api.edit(&uid, |spec| {
+                *spec = self
+                    .check
+                    .beginning(&uid)
+                    .map_or_else(|| good.clone(), |beginning| follow(beginning, good))
+            }),
             _ => self.api.edit(&uid, |spec| edits::edit_or_recheck(spec, edges, rng, is_rechecked)),
         }
         self.note_spec(&uid);
@@ -246,15 +252,10 @@ impl World {
     fn note_spec(&mut self, uid: &JobUid) {
         let Some(object) = self.api.read(uid) else { return };
         let Some(good) = self.good_specs.get_mut(uid) else { return };
-        if object.as_ref().is_ok_and(|job| follow(good, &job.spec) == job.spec) {
-            self.refused.remove(uid);
-        } else {
-            self.refused.insert(uid.clone());
-        }
         if let Ok(job) = &object
             && is_valid(&job.spec)
         {
-            *good = follow(good, &job.spec);
+            good.clone_from(&job.spec);
         }
         self.log(|| match &object {
             Ok(job) => format!("user: edits {uid}: {}", serde_json::to_string(&job.spec).unwrap()),
@@ -267,7 +268,11 @@ impl World {
     pub(crate) fn release_jobs(&mut self) {
         let jobs: Vec<_> = self.api.jobs.keys().cloned().collect();
         for uid in jobs {
-            let good = self.good_specs[&uid].clone();
+            let mut good = self.good_specs[&uid].clone();
+            // It may not be known what the job has begun with.
+            if let Some(beginning) = self.check.beginning(&uid) {
+                good = follow(beginning, &good);
+            }
             self.api.edit(&uid, |spec| {
                 *spec = good;
                 spec.suspend = false;
@@ -278,6 +283,14 @@ impl World {
             let in_region = self.rng.chance(50);
             self.put_node(node, true, true, in_region);
         }
+    }
+
+    /// Whether the job carries out all that its spec says.
+    pub(crate) fn is_followed(&self, uid: &JobUid) -> bool {
+        let (object, beginning) = (self.api.read(uid), self.check.beginning(uid));
+        let is_same =
+            |spec: &ImagePrePullJobSpec| beginning.is_none_or(|beginning| follow(beginning, spec) == *spec);
+        object.is_some_and(|object| object.is_ok_and(|job| is_same(&job.spec)))
     }
 
     fn tell(&mut self, uid: &JobUid) {

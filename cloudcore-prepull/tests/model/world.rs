@@ -37,10 +37,8 @@ pub(crate) struct World {
     pub(crate) names: usize,
     /// Nodes that were deleted at some time.
     pub(crate) deleted: BTreeSet<NodeName>,
-    /// The last valid spec of each job, with the fixed part that it was created with.
+    /// The last valid spec of each job.
     pub(crate) good_specs: BTreeMap<JobUid, ImagePrePullJobSpec>,
-    /// The jobs whose spec has another fixed part by now, or cannot be read.
-    pub(crate) refused: BTreeSet<JobUid>,
     /// Until then the API server refuses every report.
     pub(crate) reports_refused_until: u64,
     /// Until then the secrets of these jobs cannot be read.
@@ -73,7 +71,6 @@ impl World {
             names,
             deleted: BTreeSet::new(),
             good_specs: BTreeMap::new(),
-            refused: BTreeSet::new(),
             reports_refused_until: 0,
             secrets_hang_until: BTreeMap::new(),
             rng,

@@ -12,7 +12,7 @@ use prepull_engine::shared::events::ObjectEvent;
 use prepull_engine::shared::reasons;
 
 use super::{Check, RECHECK, add_up, is_final};
-use crate::api::Api;
+use crate::api::{Api, first_attempt};
 use crate::edge::Edge;
 use crate::world::millis;
 
@@ -28,7 +28,16 @@ impl Check {
     /// A job does not run for longer than `activeDeadlineSeconds`, and no pause between two waves lasts for longer than
     /// `pauseSeconds`, as the spec has them by now.
     fn emitted_status(&mut self, job: &JobUid, status: &ImagePrePullJobStatus, now: u64) {
-        let Some(start) = status.start_time.as_ref().map(|start| millis(start.0)) else { return };
+        let key = (job.clone(), first_attempt(status));
+        let Some(start) = status.start_time.as_ref().map(|start| millis(start.0)) else {
+            self.begun.remove(&key);
+            return;
+        };
+        self.begun.extend(self.beginnings.get(job).map(|beginning| (key, beginning.clone())));
+        if self.confirmed.get(job).is_some_and(|run| *run != first_attempt(status)) {
+            // A further run begins before anything ends it.
+            return;
+        }
         assert!(status.completion_time.is_some() || !self.is_cancelled(job), "{job} was cancelled, and runs");
         let since = start.max(self.active_since.get(job).copied().unwrap_or(start));
         let Some(spec) = self.accepted(job).filter(|_| status.completion_time.is_none()) else { return };
@@ -67,7 +76,11 @@ impl Check {
             self.active_since.remove(job);
             // Before its status says that it has begun, nothing else of it is written: it begins anew.
             self.beginnings.remove(job);
+        } else if let Some(beginning) = self.begun.get(&(job.clone(), first_attempt(status))) {
+            self.beginnings.insert(job.clone(), beginning.clone());
         }
+        self.enter_run(job, first_attempt(status));
+        self.confirm_run(job, status);
         self.rechecks.insert(job.clone(), now);
         if status.completion_time.is_some() {
             self.ended.insert(job.clone());
@@ -99,6 +112,10 @@ impl Check {
         ];
         if ends.contains(&event.reason) {
             self.ended.insert(job.clone());
+        }
+        let begins = [reasons::STARTED, reasons::INVALID_SPEC, reasons::NO_ELIGIBLE_NODES];
+        if begins.contains(&event.reason) && self.ended.contains(job) {
+            self.begin_run(job, event.reason == reasons::STARTED, now);
         }
         // It may have waited for a Ready node since then.
         if event.reason == reasons::STARTED
@@ -163,6 +180,8 @@ impl Check {
     }
 
     pub(super) fn status(&mut self, api: &Api, job: &JobUid, status: &ImagePrePullJobStatus) {
+        self.enter_run(job, first_attempt(status));
+        self.conditions(api, job, status);
         if let Some(start) = &status.start_time {
             let start = millis(start.0);
             let first = *self.start_times.entry(job.clone()).or_insert(start);
@@ -265,7 +284,7 @@ impl Check {
 
     /// Every job has ended, and its status agrees with its reports.
     pub(crate) fn settled(api: &Api) {
-        let missing = api.deleted_reports.keys().find(|(job, _)| api.jobs.contains_key(job));
+        let missing = api.lost_reports().find(|job| api.jobs.contains_key(job));
         assert_eq!(missing, None, "a deleted report is not written again");
         for (uid, stored) in &api.jobs {
             let status = stored.object.status.clone().unwrap_or_default();
@@ -275,6 +294,9 @@ impl Check {
             if status.start_time.is_none() {
                 continue;
             }
+            let finished = status.conditions.iter().find(|condition| condition.type_ == "Finished");
+            let finished = finished.map(|condition| condition.status.as_str());
+            assert!(finished == Some("True") || stored.object.spec.cancel, "{uid} has ended as {finished:?}");
             let mut names: Vec<_> = api.records(uid).map(|record| &record.node_name).collect();
             let all = names.len();
             names.sort_unstable();

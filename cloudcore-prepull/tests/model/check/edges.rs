@@ -24,6 +24,11 @@ impl Check {
         if !api.jobs.contains_key(&task.job) {
             return;
         }
+        let first = api.first_attempt(&task.job);
+        // Its run is over, and it is cancelled.
+        if task.attempt < first {
+            return;
+        }
         let record = api.record(&task.job, node);
         let record = record.unwrap_or_else(|| panic!("(4) {node} starts {task}, and is not in the job"));
         let current = record.attempt > task.attempt
@@ -110,11 +115,16 @@ impl Check {
             return;
         }
         let node = &edge.node;
+        let first = api.first_attempt(&task.job);
+        // The run that it was of is over.
+        if task.attempt < first {
+            return;
+        }
         let Some(record) = api.record(&task.job, node) else {
             panic!("(2) {node} forgets {task}, and the API server knows nothing of the node")
         };
         let result = edge.disk.get(task).and_then(|stored| stored.result.as_ref());
-        let (attempt, phase) = (record.attempt.max(1), record.phase);
+        let (attempt, phase) = (record.attempt.max(first), record.phase);
         assert!(
             attempt > task.attempt || (attempt == task.attempt && is_final(phase)),
             "(2) {node} forgets {task}, and the API server says {phase:?}/{attempt}"

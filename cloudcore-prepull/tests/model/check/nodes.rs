@@ -6,7 +6,7 @@ use prepull_api::crd::status::{NodePhase, NodeStatus};
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{JobUid, NodeName, Task, TaskId, TaskOutcome};
 use prepull_engine::prepull::controller::Dispatch;
-use prepull_engine::prepull::rollout::is_rechecking;
+use prepull_engine::prepull::rollout::{FIRST_ATTEMPT, is_rechecking};
 use prepull_engine::prepull::validate::Step;
 
 use super::{Check, GRACE, RECHECK, deadline, is_final};
@@ -123,13 +123,14 @@ impl Check {
 
     /// (8) Only a node that has not started can leave a job.
     pub(super) fn leave(&mut self, api: &Api, job: &JobUid) {
+        let first = api.first_attempt(job);
         let of_job = self.nodes.keys().filter(|(of, _)| of == job);
         let gone = of_job.filter(|(_, node)| api.record(job, node).is_none());
         for key in gone.cloned().collect::<Vec<_>>() {
-            let task = TaskId { job: job.clone(), attempt: 1 };
+            let task = TaskId { job: job.clone(), attempt: first };
             let (attempt, phase) = self.nodes[&key];
             assert!(
-                attempt <= 1 && !is_final(phase) && !self.running.contains(&(key.1.clone(), task)),
+                attempt <= first && !is_final(phase) && !self.running.contains(&(key.1.clone(), task)),
                 "(8) {} has left {job} as {phase:?}/{attempt}",
                 key.1
             );
@@ -137,10 +138,13 @@ impl Check {
         }
     }
 
-    pub(super) fn report(&mut self, job: &JobUid, report: &ReportBody) {
+    pub(super) fn report(&mut self, api: &Api, job: &JobUid, report: &ReportBody) {
+        let first = api.first_attempt(job);
+        assert_eq!(report.first_attempt.unwrap_or(FIRST_ATTEMPT), first, "a report of another run of {job}");
         for record in &report.node_status {
+            assert!(record.attempt == 0 || record.attempt >= first, "an attempt of an earlier run of {job}");
             let node = NodeName(record.node_name.clone());
-            let task = TaskId { job: job.clone(), attempt: record.attempt.max(1) };
+            let task = TaskId { job: job.clone(), attempt: record.attempt.max(first) };
             let key = (job.clone(), node.clone());
             let now = (record.attempt, record.phase);
             if let Some(before) = self.nodes.insert(key, now) {
@@ -179,7 +183,8 @@ impl Check {
                 ),
                 NodePhase::Unknown => {
                     let start = (job.clone(), node.clone(), record.attempt);
-                    let is_deleted = record.attempt > 1 && record.reason.starts_with("the Node was deleted");
+                    let is_deleted =
+                        record.attempt > first && record.reason.starts_with("the Node was deleted");
                     assert!(
                         self.recorded.contains(&start) || is_deleted,
                         "{node} of {job} counts as failed and has not started: {}",
@@ -262,7 +267,8 @@ impl Check {
     /// No node of a wave starts before those of the waves before it have ended. Only for a job whose waves are the same
     /// from its start to its end: in its first round, with the nodes and the steps that it began with.
     pub(super) fn waves(&self, api: &Api, job: &JobUid) {
-        let specs = || self.in_force_since(job, 0, u64::MAX);
+        let since = self.run_since.get(job).copied().unwrap_or(0);
+        let specs = || self.in_force_since(job, since, u64::MAX);
         let Some(rollout) = specs().find_map(|spec| spec.rollout.as_ref()) else { return };
         let differs =
             |spec: &ImagePrePullJobSpec| spec.follow_nodes || spec.rollout.as_ref() != Some(rollout);
@@ -274,7 +280,7 @@ impl Check {
             .filter(|record| record.phase != NodePhase::Pending)
             .filter_map(|record| Some((record, millis(record.start_time.as_ref()?.0))))
             .collect();
-        if started.iter().any(|(record, _)| record.attempt > 1) {
+        if started.iter().any(|(record, _)| record.attempt > api.first_attempt(job)) {
             return;
         }
         started.sort_by_key(|(_, start)| *start);

@@ -1,5 +1,6 @@
 //! Which spec was in force when. A running job follows the edits of some fields; the others, its fixed part, stay as they
-//! were when it began. An edit after which it could not be carried out changes nothing.
+//! were when its run began, and it begins a further run with them once it is over. An edit after which it could not be
+//! carried out changes nothing.
 
 use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
 use prepull_api::crd::status::ImagePrePullJobStatus;
@@ -10,11 +11,11 @@ use super::Check;
 
 /// A spec that the controller received, and what it changed.
 pub(super) struct Delivered {
-    at: u64,
-    generation: i64,
+    pub(super) at: u64,
+    pub(super) generation: i64,
     /// What is in force from then on; `None` where no spec of the job was valid so far, or where it is not known what
     /// was in force before this one, which makes no sense. Then the job is held.
-    accepted: Option<ImagePrePullJobSpec>,
+    pub(super) accepted: Option<ImagePrePullJobSpec>,
 }
 
 /// Whether a job with this spec can be carried out.
@@ -32,6 +33,11 @@ pub(crate) fn follow(beginning: &ImagePrePullJobSpec, edited: &ImagePrePullJobSp
     (template.concurrency, template.timeout_seconds) = (now.concurrency, now.timeout_seconds);
     template.failure_tolerate.clone_from(&now.failure_tolerate);
     spec
+}
+
+/// Whether a run that began with the one goes on under the other.
+pub(crate) fn is_same_run(beginning: &ImagePrePullJobSpec, spec: &ImagePrePullJobSpec) -> bool {
+    without_secrets(&follow(beginning, spec)) == without_secrets(spec)
 }
 
 /// The spec without its secrets, which may change at any time.
@@ -63,6 +69,7 @@ impl Check {
         if let Some(status) = loaded {
             self.take_over(job, status, at);
         }
+        self.asked.insert((job.clone(), generation), spec.clone());
         let known = self.delivered.entry(job.clone()).or_default();
         let is_new = known.last().is_none_or(|last| last.generation != generation);
         if !is_new && loaded.is_none() {
@@ -70,23 +77,27 @@ impl Check {
         }
         let before = match loaded {
             None => known.last(),
-            Some(status) => stored(known, status),
+            Some(status) => stored(known, status, self.beginnings.get(job)),
         };
         let before = before.and_then(|before| before.accepted.clone());
         let was_cancelled = before.as_ref().is_some_and(|before| before.cancel);
         let is_cancelled = was_cancelled || spec.as_ref().is_some_and(|spec| spec.cancel);
         let spec = spec.map(|spec| ImagePrePullJobSpec { cancel: is_cancelled, ..spec });
+        self.next.remove(job);
         let edited = spec.and_then(|spec| match self.beginnings.get(job) {
-            Some(beginning)
-                if without_secrets(&follow(beginning, &spec)) == without_secrets(&spec)
-                    && is_valid(&spec) =>
-            {
-                Some(spec)
-            }
+            Some(beginning) if is_same_run(beginning, &spec) && is_valid(&spec) => Some(spec),
             Some(beginning) => {
+                let is_over = self.ended.contains(job);
+                // What is held must be corrected first.
+                if is_valid(&spec) && !is_cancelled && (is_over || before.is_some()) {
+                    self.next.insert(job.clone(), spec.clone());
+                    if is_over {
+                        return None;
+                    }
+                }
                 let mut followed = follow(before.as_ref().unwrap_or(beginning), &spec);
                 // A further round has to wait until the whole spec can be followed.
-                if self.ended.contains(job) {
+                if is_over {
                     followed.retry = before.as_ref().map_or(followed.retry, |before| before.retry);
                     followed.recheck = before.as_ref().map_or(followed.recheck, |before| before.recheck);
                 }
@@ -158,7 +169,16 @@ impl Check {
 
 /// What an earlier leader received last and has written: a status tells of a generation, and has the spec that was in
 /// force then.
-fn stored<'a>(known: &'a [Delivered], status: &ImagePrePullJobStatus) -> Option<&'a Delivered> {
+/// `beginning`: what the run began with that the status is about. A further one may have begun for the leader alone.
+fn stored<'a>(
+    known: &'a [Delivered],
+    status: &ImagePrePullJobStatus,
+    beginning: Option<&ImagePrePullJobSpec>,
+) -> Option<&'a Delivered> {
     let observed = status.observed_generation.filter(|_| !status.started_spec.is_empty())?;
-    known.iter().rfind(|known| known.generation <= observed)
+    let is_of_run = |known: &Delivered| match (&known.accepted, beginning) {
+        (Some(accepted), Some(beginning)) => is_same_run(beginning, accepted),
+        _ => true,
+    };
+    known.iter().rfind(|known| known.generation <= observed && is_of_run(known))
 }
