@@ -38,15 +38,23 @@ impl WindowRule {
         Duration::from_millis(u64::from_be_bytes(first) % jitter.saturating_add(1))
     }
 
+    /// When this node may download by the windows of the job.
+    pub(crate) fn openings_of_job(&self, node: &str, clock: &NodeClock) -> Openings {
+        if self.windows.is_empty() {
+            return Openings::always();
+        }
+        Openings::new(&self.windows, self.delay(node), clock.time_zone.as_deref())
+    }
+
     /// When this node may download.
     pub(crate) fn openings(&self, node: &str, clock: &NodeClock) -> Openings {
-        if self.windows.is_empty() && clock.windows.is_empty() {
-            return Openings::always();
+        if clock.windows.is_empty() {
+            return self.openings_of_job(node, clock);
         }
         let zone = clock.time_zone.as_deref();
         // An edge of a later version may have windows that cannot be read here: it keeps to them by itself.
         let own: Vec<_> = clock.windows.iter().filter_map(|text| parse_window(text).ok()).collect();
-        Openings::new(&self.windows, self.delay(node), zone).and(Openings::new(&own, Duration::ZERO, zone))
+        self.openings_of_job(node, clock).and(Openings::new(&own, Duration::ZERO, zone))
     }
 
     /// The part of the clock that counts for this job; nothing where the time of day does not matter.

@@ -184,7 +184,8 @@ impl World {
                         match content {
                             _ if !self.api_up => {}
                             Content::Status(status) => {
-                                let mut ends = status.conditions.iter().filter(|known| known.type_ == "Complete");
+                                let mut ends =
+                                    status.conditions.iter().filter(|known| known.type_ == "Complete");
                                 let is_complete = ends.any(|known| known.status == "True");
                                 self.complete.extend(status.observed_generation.filter(|_| is_complete));
                                 self.stored = Some(*status);

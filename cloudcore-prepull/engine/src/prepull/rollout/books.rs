@@ -196,13 +196,14 @@ impl Rollout {
 
     /// When the node is out of time, if it is in progress.
     fn deadline(&self, at: usize) -> Option<Timestamp> {
+        let started = self.members[at].record.start_time.as_ref()?.0;
+        self.is_counted(at).then(|| self.end_of_time(at, started).after(REPORT_GRACE))
+    }
+
+    /// Whether the time of the node passes. It begins when its start is recorded: until then nothing is sent.
+    pub(super) fn is_counted(&self, at: usize) -> bool {
         let record = &self.members[at].record;
-        // Its time begins when its start is recorded: until then nothing is sent.
-        if record.phase != NodePhase::InProgress || self.recording.contains(&at) || is_rechecking(record) {
-            return None;
-        }
-        let started = record.start_time.as_ref()?.0;
-        Some(self.end_of_time(at, started).after(REPORT_GRACE))
+        record.phase == NodePhase::InProgress && !self.recording.contains(&at) && !is_rechecking(record)
     }
 
     /// A node in progress ends without a result of its edge: so do the actions that are still open.

@@ -7,17 +7,34 @@ use prepull_api::crd::status::{NodeClock, NodePhase};
 use prepull_api::task::NodeName;
 use prepull_window::{HORIZON, Openings};
 
-use super::{Rollout, Touched};
+use super::{Member, Rollout, Touched};
 use crate::shared::pacing::Moment;
 
+/// How much later a node's own windows may let its time be over than those of the job. They recur weekly; a node that is not
+/// open for long enough within a week would keep its slot, and the wave, for as long as it likes.
+const OWN_WINDOWS: Duration = Duration::from_secs(7 * 24 * 3600);
+
 impl Rollout {
-    /// The edge of the node says by what it counts its time.
+    /// The edge of the node says by what it counts its time. It may not give more time to itself than its task began with:
+    /// while a node is in progress a change counts only if it shortens that.
     pub fn set_clock(&mut self, node: &NodeName, clock: &NodeClock) {
         let Some(&at) = self.index.get(node) else { return };
-        if self.members[at].clock != *clock {
-            self.members[at].clock = clock.clone();
+        self.members[at].clock = clock.clone();
+        let known = self.clock_in_force(at);
+        if self.settings.windows.relevant(&known) == self.settings.windows.relevant(clock) {
+            return;
+        }
+        let began = self.members[at].record.start_time.as_ref().map(|start| start.0);
+        let lengthens = |began| self.end_by(at, clock, began) > self.end_by(at, &known, began);
+        if !self.is_counted(at) || !began.is_some_and(lengthens) {
             self.recount(at);
         }
+    }
+
+    /// By what the node counts its time: in progress by what it has begun with, or what has shortened that since.
+    fn clock_in_force(&self, at: usize) -> NodeClock {
+        let Member { record, clock, .. } = &self.members[at];
+        if self.is_counted(at) { record.clock.clone().unwrap_or_default() } else { clock.clone() }
     }
 
     /// The windows of the job are others, or the clock of the node is: its deadline, or its start, is another one.
@@ -40,17 +57,27 @@ impl Rollout {
     }
 
     fn openings(&self, at: usize) -> Openings {
-        let member = &self.members[at];
-        self.settings.windows.openings(&member.record.node_name, &member.clock)
+        let name = &self.members[at].record.node_name;
+        self.settings.windows.openings(name, &self.clock_in_force(at))
     }
 
     /// When the time of a node is over that began at this moment.
     pub(super) fn end_of_time(&self, at: usize, started: Timestamp) -> Timestamp {
-        self.openings(at).after(started, self.time_of(at))
+        self.end_by(at, &self.clock_in_force(at), started)
+    }
+
+    fn end_by(&self, at: usize, clock: &NodeClock, started: Timestamp) -> Timestamp {
+        let (rule, node) = (&self.settings.windows, &self.members[at].record.node_name);
+        let open = self.time_of(at);
+        let latest = rule.openings_of_job(node, clock).after(started, open).after(OWN_WINDOWS);
+        rule.openings(node, clock).after(started, open).min(latest)
     }
 
     /// How much of the time is left to a node that began at this moment.
     pub(super) fn time_left(&self, at: usize, started: Timestamp, now: Timestamp) -> Duration {
+        if self.end_of_time(at, started) <= now {
+            return Duration::ZERO;
+        }
         self.time_of(at).saturating_sub(self.openings(at).open_between(started, now))
     }
 

@@ -304,7 +304,10 @@ fn a_run_ends_after_its_beginning_is_written() {
     assert_eq!((first, world.status().first_attempt), (vec![None], None));
     world.api_up = true;
     world.pass_minute();
-    assert_eq!((world.condition("Failed"), world.status().first_attempt), (("True", "DeadlineExceeded"), Some(2)));
+    assert_eq!(
+        (world.condition("Failed"), world.status().first_attempt),
+        (("True", "DeadlineExceeded"), Some(2))
+    );
 }
 
 #[test]

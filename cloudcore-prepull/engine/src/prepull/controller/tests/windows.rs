@@ -235,3 +235,52 @@ fn terms_that_changed_while_an_edge_was_away_are_sent_when_it_is_back() {
     assert_eq!(back(&mut world, true), (told, false));
     assert_eq!(back(&mut world, false), (vec![], false), "there is nothing to tell");
 }
+
+/// An edge with a window of its own that opens for a second in each week.
+fn barely_open() -> Hello {
+    Hello { windows: vec![parse_window("Sun 03:00+1s UTC").unwrap()], ..Hello::default() }
+}
+
+#[test]
+fn no_edge_lengthens_the_time_it_has() {
+    let (mut world, nodes) = fleet(1);
+    world.give(job_with(&nodes, json!({}), 1, None));
+    assert_eq!(world.taken(), ["n0"]);
+    for leader_changes in [false, true] {
+        if leader_changes {
+            let stored = world.stored.clone();
+            world.boot(&[]);
+            world.give(Input::Node(edge("n0")));
+            world.give(job_with(&nodes, json!({}), 1, stored.as_ref()));
+        }
+        world.up_with("n0", &[(UID, 1, OpenPhase::Running)], barely_open());
+        assert_eq!((world.phase_of("n0"), &world.record("n0").clock), (NodePhase::InProgress, &None));
+    }
+    world.pass_until("13:52:00");
+    assert_eq!(world.phase_of("n0"), NodePhase::Unknown);
+    // The next task is counted by what the edge says now.
+    world.give(job_with(&nodes, json!({"retry": 1}), 2, None));
+    world.pass_until("13:59:00");
+    assert!(world.record("n0").reason.contains("waits for its window"), "{}", world.record("n0").reason);
+}
+
+#[test]
+fn own_windows_add_a_week_at_most() {
+    let (mut world, nodes) = fleet(1);
+    world.up_with("n0", &[], barely_open());
+    world.give(job_with(&nodes, json!({}), 1, None));
+    let mut phase_at = |time: &str| {
+        let end: Timestamp = time.parse().unwrap();
+        while let Some(next) = world.controller.next_wakeup().filter(|next| *next <= end) {
+            world.now = world.now.max(next);
+            world.give(Input::Tick);
+        }
+        world.now = end;
+        world.give(Input::Tick);
+        world.phase_of("n0")
+    };
+    assert_eq!(phase_at("1970-01-18T03:00:01Z"), NodePhase::InProgress);
+    // Its 300 seconds would take 300 weeks.
+    assert_eq!(phase_at("1970-01-25T03:05:01Z"), NodePhase::InProgress);
+    assert_eq!(phase_at("1970-01-25T03:05:04Z"), NodePhase::Unknown);
+}
