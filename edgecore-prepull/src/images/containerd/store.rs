@@ -21,7 +21,6 @@ use tonic::{Code, Status};
 
 use super::labels::CONFIG_LABEL;
 use super::namespace::namespaced;
-use super::source::SOURCE_LABEL;
 use super::unpack::UNCOMPRESSED_LABEL;
 use super::writer::PEER_REF;
 use super::{to_size, to_wire_size};

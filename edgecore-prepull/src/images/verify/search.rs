@@ -207,7 +207,11 @@ impl<'a> Search<'a> {
 /// Whether the same request may succeed later.
 fn may_pass(error: &RegistryError) -> bool {
     match error.kind {
-        Kind::Unreachable | Kind::TooSlow | Kind::Server { .. } | Kind::RateLimited { .. } => true,
+        Kind::NoConnection
+        | Kind::Unreachable
+        | Kind::TooSlow
+        | Kind::Server { .. }
+        | Kind::RateLimited { .. } => true,
         Kind::Unauthorized
         | Kind::NotFound
         | Kind::PlatformMismatch
