@@ -13,7 +13,7 @@ use prepull_e2e::ports::Port;
 use prepull_e2e::prelude::*;
 use prepull_e2e::proxy::Record;
 use prepull_e2e::signing::{Form, Signer};
-use prepull_registry::{RegistryClient, Settings};
+use prepull_registry::{HostsFiles, RegistryClient, Settings};
 use serde_json::json;
 
 /// Verifies an image of the registry by these keys.
@@ -99,8 +99,8 @@ async fn signatures_are_found_behind_mirrors() -> Result<()> {
     let (mirror, origin) =
         tokio::try_join!(Registry::start().into_future(), Registry::start().into_future())?;
     let (signer, nowhere) = (Signer::ecdsa().await?, Port::reserve()?);
-    let hosts_dirs = vec![Place::here()?.registry_hosts()];
-    let client = || RegistryClient::new(Settings { hosts_dirs: hosts_dirs.clone(), ..Settings::default() });
+    let hosts = HostsFiles { dirs: vec![Place::here()?.registry_hosts()], ignores_server_alone: false };
+    let client = || RegistryClient::new(Settings { hosts: hosts.clone(), ..Settings::default() });
     for (number, (layout, form, by_api)) in LAYOUTS.into_iter().enumerate() {
         let (at_mirror, at_origin) = (Proxy::http(mirror.addr())?, Proxy::http(origin.addr())?);
         if by_api {
@@ -152,8 +152,8 @@ async fn a_referrer_in_trouble_hides_no_other() -> Result<()> {
     let link = Proxy::http(registry.addr())?;
     link.list_referrers();
     registry.route_through(&link)?;
-    let hosts_dirs = vec![Place::here()?.registry_hosts()];
-    let client = || RegistryClient::new(Settings { hosts_dirs: hosts_dirs.clone(), ..Settings::default() });
+    let hosts = HostsFiles { dirs: vec![Place::here()?.registry_hosts()], ignores_server_alone: false };
+    let client = || RegistryClient::new(Settings { hosts: hosts.clone(), ..Settings::default() });
     let (signer, other) = (Signer::ecdsa().await?, Signer::ecdsa().await?);
     let image = Image::small("troubled")?;
     let reference = registry.seed(&image, "team/troubled:v1")?;

@@ -31,7 +31,7 @@ use tonic::transport::Channel;
 
 use self::config::Habit;
 use crate::cleanup::{Child, SOON, eventually};
-use crate::disk::{self, Disk, Format};
+use crate::disk::{Disk, Format};
 use crate::network::Space;
 use crate::parts;
 use crate::place::{HOSTS, Place};

@@ -80,14 +80,22 @@ impl Fetcher {
         mut refusal: String,
     ) -> Result<(), PullError> {
         let Applicant { reference, facts, wanted, .. } = *applicant;
-        let pieces = self.pieces(applicant).await;
+        let mut pieces = blobs_of(applicant.image);
+        let mut has_chains = false;
         for _ in 0..ROUNDS {
             let Some(room) = self.read_room(facts).await else { break };
             match todo.fits(&room) {
                 Ok(()) => return Ok(()),
                 Err(reason) => refusal = reason,
             }
-            let removables = match self.removables(facts, wanted, &pieces).await {
+            let mut found = self.removables(facts, wanted, &pieces).await;
+            if !has_chains && found.as_ref().is_ok_and(|found| found.count() > 0) {
+                // Only now: for an image that is refused anyway, nothing is asked of the registry.
+                pieces.extend(self.chains_of(applicant).await);
+                has_chains = true;
+                found = self.removables(facts, wanted, &pieces).await;
+            }
+            let removables = match found {
                 Ok(removables) => removables,
                 Err(error) => {
                     tracing::warn!(%error, "cannot find out which images the node needs, so none counts as free");
@@ -192,15 +200,6 @@ impl Fetcher {
         Ok(if is_one { all.bytes() } else { all.unpacked })
     }
 
-    /// Blobs and snapshots of the image that is being pulled, whether they are there or not.
-    async fn pieces(&self, applicant: &Applicant<'_>) -> BTreeSet<String> {
-        let Applicant { image, .. } = *applicant;
-        let documents = image.documents.iter().map(|document| document.blob.digest.clone());
-        let layers = image.layers.iter().map(|layer| layer.digest.clone());
-        let blobs = documents.chain(layers).chain([image.config.digest.clone()]);
-        blobs.chain(self.chains_of(applicant).await).collect()
-    }
-
     /// Keeps what is there of the image, so that it doesn't go with an older version that is removed.
     async fn hold(&self, applicant: &Applicant<'_>) {
         let Applicant { layers, facts, lease, .. } = *applicant;
@@ -254,6 +253,13 @@ impl Listing {
         let image = self.images.iter().find(|image| image.id == id);
         image.is_some_and(|image| image.is_any_of(&self.used))
     }
+}
+
+/// The digests of all blobs of an image.
+fn blobs_of(image: &ImageParts) -> BTreeSet<String> {
+    let documents = image.documents.iter().map(|document| document.blob.digest.clone());
+    let layers = image.layers.iter().map(|layer| layer.digest.clone());
+    documents.chain(layers).chain([image.config.digest.clone()]).collect()
 }
 
 /// The layers of an image that were not there when its pull began.

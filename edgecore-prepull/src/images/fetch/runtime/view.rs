@@ -42,18 +42,18 @@ impl View {
                 Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
                 Err(_) => return Sight::Hidden,
                 Ok(_) => {
+                    // An error is a link to nothing.
                     let real = ancestor.canonicalize();
-                    return match (self, real) {
-                        // A link to nothing.
-                        (Self::Whole, Err(_)) => Sight::Absent,
-                        (Self::Mounts(_), Err(_)) => Sight::Hidden,
-                        (Self::Mounts(points), Ok(real))
-                            if !points.iter().any(|point| real.starts_with(point)) =>
-                        {
-                            Sight::Hidden
+                    let is_seen = match self {
+                        Self::Whole => true,
+                        Self::Mounts(points) => {
+                            real.as_ref().is_ok_and(|real| points.iter().any(|point| real.starts_with(point)))
                         }
-                        (_, Ok(_)) if ancestor == path => Sight::There,
-                        (_, Ok(_)) => Sight::Absent,
+                    };
+                    return match real {
+                        _ if !is_seen => Sight::Hidden,
+                        Ok(_) if ancestor == path => Sight::There,
+                        _ => Sight::Absent,
                     };
                 }
             }
