@@ -69,7 +69,7 @@ impl Containerd {
     }
 }
 
-fn in_namespace<T>(message: T) -> Result<Request<T>> {
+pub(super) fn in_namespace<T>(message: T) -> Result<Request<T>> {
     let mut request = Request::new(message);
     request.metadata_mut().insert("containerd-namespace", NAMESPACE.parse()?);
     Ok(request)
