@@ -34,7 +34,7 @@ impl Check {
             return;
         };
         self.begun.extend(self.beginnings.get(job).map(|beginning| (key, beginning.clone())));
-        if self.confirmed.get(job).is_some_and(|run| *run != first_attempt(status)) {
+        if self.confirmed.get(job).is_some_and(|run| *run != Some(first_attempt(status))) {
             // A further run begins before anything ends it.
             return;
         }

@@ -38,7 +38,8 @@ impl Check {
 
     /// The leader knows that the API server has this status.
     pub(crate) fn confirm_run(&mut self, job: &JobUid, status: &ImagePrePullJobStatus) {
-        self.confirmed.insert(job.clone(), first_attempt(status));
+        let begun = status.start_time.as_ref().map(|_| first_attempt(status));
+        self.confirmed.insert(job.clone(), begun);
     }
 
     /// The API server has the job in this run, and its leader knows that.
