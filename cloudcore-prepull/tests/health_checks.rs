@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use mlua::{Lua, LuaSerdeExt};
 use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase};
-use prepull_engine::prepull::aggregate::{Situation, conditions};
+use prepull_engine::prepull::aggregate::{OtherSpec, Situation, conditions};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -16,15 +16,15 @@ const RUNNING: Situation<'static> = Situation {
     suspended: false,
     ended_as: None,
     refusal: None,
-    is_other: false,
-    begins_again: false,
+    other: None,
     warning: None,
     reason: "",
 };
 const ENDED: Situation<'static> = Situation { phase: JobPhase::Completed, ..RUNNING };
 const REFUSED: Situation<'static> =
     Situation { phase: JobPhase::Failure, started: false, refusal: Some("no such field"), ..RUNNING };
-const CHANGED: Situation<'static> = Situation { refusal: Some("changed"), is_other: true, ..RUNNING };
+const CHANGED: Situation<'static> =
+    Situation { refusal: Some("changed"), other: Some(OtherSpec::Refused), ..RUNNING };
 
 /// A job in this situation, whose status is of the generation 2.
 fn job(situation: &Situation<'_>, generation: i64) -> Value {
@@ -45,7 +45,12 @@ fn cases() -> Vec<(&'static str, Value, &'static str, &'static str)> {
     vec![
         ("not seen", unseen, "Progressing", "InProgress"),
         ("pulls", job(&RUNNING, 2), "Progressing", "InProgress"),
-        ("waits", job(&Situation { phase: JobPhase::Init, started: false, ..RUNNING }, 2), "Progressing", "InProgress"),
+        (
+            "waits",
+            job(&Situation { phase: JobPhase::Init, started: false, ..RUNNING }, 2),
+            "Progressing",
+            "InProgress",
+        ),
         ("suspended", job(&Situation { suspended: true, ..RUNNING }, 2), "Suspended", "InProgress"),
         ("ended well", job(&ENDED, 2), "Healthy", "Current"),
         ("ended well, for the images before", job(&ENDED, 3), "Progressing", "InProgress"),
@@ -54,7 +59,7 @@ fn cases() -> Vec<(&'static str, Value, &'static str, &'static str)> {
         ("runs, and other images wait", job(&CHANGED, 2), "Progressing", "InProgress"),
         (
             "has ended, and other images are next",
-            job(&Situation { phase: JobPhase::Completed, begins_again: true, ..CHANGED }, 2),
+            job(&Situation { phase: JobPhase::Completed, other: Some(OtherSpec::Next), ..CHANGED }, 2),
             "Progressing",
             "InProgress",
         ),
@@ -76,7 +81,8 @@ fn documents(file: &str) -> Vec<Value> {
 #[test]
 fn argo_cd_waits_for_what_the_spec_asks_for() {
     let data = &documents("argocd-health.yaml")[0]["data"];
-    let script = data["resource.customizations.health.operations.kubeedge.io_ImagePrePullJob"].as_str().unwrap();
+    let script =
+        data["resource.customizations.health.operations.kubeedge.io_ImagePrePullJob"].as_str().unwrap();
     for (case, job, expected, _) in cases() {
         let lua = Lua::new();
         lua.globals().set("obj", lua.to_value(&job).unwrap()).unwrap();

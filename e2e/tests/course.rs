@@ -76,8 +76,10 @@ async fn a_release_opens_its_gate_once_it_is_pulled() -> Result<()> {
         anyhow::Ok(fleet.pulls())
     };
     let dies = async {
-        job.until("is in the middle", |status| status.first_attempt.is_some() && status.summary.successful > 50)
-            .await?;
+        job.until("is in the middle", |status| {
+            status.first_attempt.is_some() && status.summary.successful > 50
+        })
+        .await?;
         cloud.kill9()?;
         cloud.restart().await
     };

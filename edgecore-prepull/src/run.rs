@@ -142,10 +142,7 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<ExitCode> {
             "credential providers are asked for images that no secret serves"
         );
     }
-    if let Listen::On(address) = metrics_listen {
-        let listener = TcpListener::bind(address).await.with_context(|| {
-            format!("cannot listen on --metrics-listen {address} (give another address, or off)")
-        })?;
+    if let Some(listener) = listen("--metrics-listen", metrics_listen).await? {
         info!(address = %listener.local_addr()?, "metrics and health listen");
         tasks.spawn(http::serve(listener, metrics.clone(), shutdown.clone()));
     }
@@ -154,10 +151,7 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<ExitCode> {
     let puller = Fetching::over_cri(CriPuller::new(endpoint), fetch).counted_in(metrics.clone());
     let puller = Arc::new(puller.shared_with(neighbourhood).with_clock(identity.clock().clone()));
     let mut peer_port = None;
-    if let Listen::On(address) = peers.listen {
-        let listener = TcpListener::bind(address).await.with_context(|| {
-            format!("cannot listen on --peer-listen {address} (give another address, or off)")
-        })?;
+    if let Some(listener) = listen("--peer-listen", peers.listen).await? {
         let address = listener.local_addr()?;
         info!(%address, "the neighbours of the site can read layers");
         peer_port = Some(address.port());
@@ -211,6 +205,15 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<ExitCode> {
         warn!("some parts did not stop within {DRAIN:?}");
     }
     ended.map(|()| ExitCode::SUCCESS)
+}
+
+/// Listens where this flag says, unless it's off.
+async fn listen(flag: &str, to: Listen) -> anyhow::Result<Option<TcpListener>> {
+    let Listen::On(address) = to else { return Ok(None) };
+    let listener = TcpListener::bind(address).await;
+    let listener = listener
+        .with_context(|| format!("cannot listen on {flag} {address} (give another address, or off)"))?;
+    Ok(Some(listener))
 }
 
 /// The node's time zone, and the windows of its settings.

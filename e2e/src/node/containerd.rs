@@ -196,7 +196,7 @@ impl Containerd {
 
     /// Fills the disk up with something else than images, until so many bytes are free.
     pub fn fill_disk(&self, free: u64) -> Result<()> {
-        const PIECE: [u8; 64 * 1024] = [1; 64 * 1024];
+        static PIECE: [u8; 64 * 1024] = [1; 64 * 1024];
         let mut ballast = File::options().create(true).append(true).open(self.root().join("ballast"))?;
         while self.free_space()? > free + PIECE.len() as u64 {
             ballast.write_all(&PIECE)?;

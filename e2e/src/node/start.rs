@@ -189,8 +189,7 @@ impl<'a> Start<'a> {
         let is_recorded = matches!(data, Data::Recorded(_));
         let (containerd, token) = tokio::try_join!(Containerd::start_in(&name, data, of_runtime), token)?;
         let place = Place::here()?;
-        let state =
-            if is_recorded { containerd.root() } else { containerd.dir().to_owned() }.join("agent");
+        let state = if is_recorded { containerd.root() } else { containerd.dir().to_owned() }.join("agent");
         if let Some(token) = token {
             let mut command = cloud.join_command(&token, &name, &state, tunnel)?;
             command.envs(environment.iter().cloned());

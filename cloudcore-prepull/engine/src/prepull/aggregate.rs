@@ -196,6 +196,15 @@ pub(crate) const FAILED: &str = "Failed";
 /// Condition type: whether the job has ended, either way.
 pub(crate) const FINISHED: &str = "Finished";
 
+/// What becomes of a spec that asks for something else than what is carried out, or was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OtherSpec {
+    /// A new run begins with it.
+    Next,
+    /// A person has to change it.
+    Refused,
+}
+
 /// What the conditions of a job follow from.
 #[derive(Debug)]
 pub struct Situation<'a> {
@@ -209,10 +218,9 @@ pub struct Situation<'a> {
     pub ended_as: Option<&'static str>,
     /// Why the spec, or its last change, was not accepted.
     pub refusal: Option<&'a str>,
-    /// Whether the spec asks for something else than what is carried out, or was: the end of that says nothing of it.
-    pub is_other: bool,
-    /// Whether a new run with that begins by itself.
-    pub begins_again: bool,
+    /// What becomes of the spec, where it asks for something else than what is carried out, or was: the end of that says
+    /// nothing of it.
+    pub other: Option<OtherSpec>,
     /// What is dangerous about the spec, although it is carried out.
     pub warning: Option<&'a str>,
     /// `status.reason`, without the refusal.
@@ -230,8 +238,7 @@ pub fn conditions(
 }
 
 fn facts(situation: &Situation<'_>) -> Vec<Fact> {
-    let &Situation { phase, started, suspended, ended_as, refusal, is_other, begins_again, warning, reason } =
-        situation;
+    let &Situation { phase, started, suspended, ended_as, refusal, other, warning, reason } = situation;
     let fact = |type_, status, reason, message: &str| Fact {
         type_,
         status: Some(status),
@@ -276,11 +283,11 @@ fn facts(situation: &Situation<'_>) -> Vec<Fact> {
         ],
     };
     let [progressing, complete, failed] = &rest;
-    if is_other {
+    if let Some(other) = other {
         let why = "what the spec asks for now has not been carried out: see the condition Valid";
         let unknown = |type_| Fact { status: None, ..fact(type_, false, reasons::SPEC_CHANGED, why) };
         let ends = [COMPLETE, FAILED, FINISHED].map(unknown);
-        let progressing = if begins_again && !suspended {
+        let progressing = if other == OtherSpec::Next && !suspended {
             fact(PROGRESSING, true, reasons::SPEC_CHANGED, reason)
         } else {
             progressing.clone()

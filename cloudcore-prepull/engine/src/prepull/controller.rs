@@ -37,8 +37,8 @@ use crate::shared::slots::Slots;
 pub use io::{Action, Content, Dispatch, Input, JobObject, Object, UnreadableJob, rest_of};
 use job::Job;
 use parked::Parked;
-use pins::Unpinned;
 pub use parked::{PARK_AFTER, needs_reports};
+use pins::Unpinned;
 
 /// See the module.
 #[derive(Debug, Default)]

@@ -333,11 +333,9 @@ impl Download<'_> {
 fn pause_before_asking_again(kind: Kind) -> Option<Duration> {
     match kind {
         // A token that has expired is replaced, and so is the URL that a registry has redirected to.
-        Kind::Unauthorized
-        | Kind::NoConnection
-        | Kind::Unreachable
-        | Kind::TooSlow
-        | Kind::Protocol => Some(PAUSE),
+        Kind::Unauthorized | Kind::NoConnection | Kind::Unreachable | Kind::TooSlow | Kind::Protocol => {
+            Some(PAUSE)
+        }
         Kind::RateLimited { retry_after } | Kind::Server { retry_after } => {
             let pause = retry_after.unwrap_or(PAUSE).max(PAUSE);
             (pause <= LONGEST_PAUSE).then_some(pause)

@@ -160,7 +160,7 @@ impl Fetcher {
                 }
             }
             Err(error) => {
-                tracing::warn!(image = name, id, %error, "an image that nothing needs cannot be removed")
+                tracing::warn!(image = name, id, %error, "an image that nothing needs cannot be removed");
             }
         }
     }

@@ -22,7 +22,7 @@ use prepull_api::task::{JobUid, NodeName, TaskId, TaskResult};
 use prepull_api::wire::{CloudMessage, OpenTask, Progress, truncate_reason};
 
 use super::{Action, Content, Effects, JobObject, Object, cancel, rest_of};
-use crate::prepull::aggregate::{self, Parts, Situation};
+use crate::prepull::aggregate::{self, OtherSpec, Parts, Situation};
 use crate::prepull::plan;
 use crate::prepull::rollout::Reattach;
 use crate::prepull::validate::ValidatedJob;
@@ -409,6 +409,7 @@ impl Job {
         summary.skipped = self.members.skipped_total();
         let warning = self.members.job().and_then(plan::self_assigned_labels);
         let warning = warning.as_deref().map(truncate_reason);
+        let is_other = course.has_begun() && !course.ended_as_cancelled() && self.spec.is_other();
         let parts = Parts {
             generation: Some(self.spec.generation()),
             phase: course.phase(),
@@ -431,8 +432,11 @@ impl Job {
                 suspended: course.policy().suspend,
                 ended_as: course.failed_as(),
                 refusal: self.spec.refusal(),
-                is_other: course.has_begun() && !course.ended_as_cancelled() && self.spec.is_other(),
-                begins_again: self.next.is_some(),
+                other: is_other.then_some(if self.next.is_some() {
+                    OtherSpec::Next
+                } else {
+                    OtherSpec::Refused
+                }),
                 warning: warning.as_deref(),
                 reason: course.reason(),
             },
