@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use prepull_api::crd::download::DownloadSpec;
 use prepull_e2e::boxes::SERVING;
 use prepull_e2e::prelude::*;
+use serde_json::json;
 
 /// Limit for a job over a few boxes.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -98,5 +99,48 @@ async fn the_nodes_of_an_image_pull_job_share_as_well_and_only_by_tickets() -> R
     assert_eq!(ask(true, None)?, "403", "the certificate of a node alone opens nothing");
     assert_eq!(ask(true, Some(&forged))?, "403");
     assert_eq!(ask(false, Some(&forged))?, "000", "no certificate, no session");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_running_job_is_throttled_at_once() -> Result<()> {
+    const SITE_RATE: u64 = 100_000;
+    /// Until then the uplink carries no more than that.
+    const AT_ONCE: Duration = Duration::from_secs(5);
+    const LOOK: Duration = Duration::from_secs(1);
+    // They don't share until they are told to.
+    let boxes = Boxes::start(&Plan { cloud: Vec::new(), ..sharing(4, FAST) }).await?;
+    let job = boxes.cluster.job("throttled").images([&boxes.reference]).on(boxes.names(4));
+    let job = job.concurrency(4).spec(|spec| {
+        spec.download = Some(DownloadSpec { max_rate: Some("300k".to_owned()), ..DownloadSpec::default() });
+    });
+    let job = job.apply().await?.within(LIMIT);
+    let bytes_in = async |time: Duration| {
+        let before = boxes.lan.carried_down().await?;
+        tokio::time::sleep(time).await;
+        Ok(boxes.lan.carried_down().await? - before)
+    };
+    eventually("each box downloads by itself", LIMIT, async || {
+        let bytes: Result<u64> = bytes_in(LOOK).await;
+        let bytes = bytes?;
+        ensure!(bytes > 8 * SITE_RATE, "{bytes} bytes in a second");
+        Ok(())
+    })
+    .await?;
+    job.patch_spec(json!({"download": {"shareWithinSite": true, "maxSiteRate": "100k"}})).await?;
+    eventually("the uplink carries what the site may", AT_ONCE, async || {
+        let bytes: Result<u64> = bytes_in(LOOK).await;
+        let bytes = bytes?;
+        ensure!(bytes < 2 * SITE_RATE, "{bytes} bytes in a second");
+        Ok(())
+    })
+    .await?;
+    let bytes: Result<u64> = bytes_in(AT_ONCE).await;
+    let bytes = bytes?;
+    // Headers, and what the tunnel says, beside it; and it goes on, after what connections had received ahead.
+    let most = SITE_RATE * AT_ONCE.as_secs() * 3 / 2;
+    ensure!((SITE_RATE..most).contains(&bytes), "{bytes} bytes in {AT_ONCE:?}");
+    job.patch_spec(json!({"download": null})).await?;
+    job.completes().await?;
     Ok(())
 }

@@ -127,6 +127,9 @@ impl Engine {
                 if let Some(input) = self.share_with_kruise(input, now) {
                     self.prepull.handle(input, now);
                 }
+                for shared in self.prepull.take_new_rates() {
+                    self.sites.limit(&shared, now);
+                }
             }
             Input::Kruise(input) => {
                 if let Some(kruise) = &mut self.kruise {

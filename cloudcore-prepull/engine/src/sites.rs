@@ -149,6 +149,18 @@ impl Site {
         self.wake(earliest.max(now));
     }
 
+    /// The limit of the uplink for these images. One for images that nobody shares here is forgotten at the next look.
+    fn limit(&mut self, shared: &Shared, now: Timestamp) {
+        let Shared { images, max_rate } = shared;
+        if self.rates.get(images).copied() != *max_rate {
+            match *max_rate {
+                Some(rate) => _ = self.rates.insert(images.clone(), rate),
+                None => _ = self.rates.remove(images),
+            }
+            self.mark(now);
+        }
+    }
+
     fn wake(&mut self, at: Timestamp) {
         self.due = Some(self.due.map_or(at, |due| due.min(at)));
     }
@@ -250,13 +262,7 @@ impl Sites {
             return self.refuse(node, Blobs { task, blobs, failures }, NO_SITE);
         };
         let site = self.by_name.entry(name).or_default();
-        if site.rates.get(images).copied() != shared.max_rate {
-            match shared.max_rate {
-                Some(rate) => _ = site.rates.insert(images.clone(), rate),
-                None => _ = site.rates.remove(images),
-            }
-            site.mark(now);
-        }
+        site.limit(shared, now);
         let mut refused = Vec::new();
         let has_failures = !failures.is_empty();
         for failure in failures.into_iter().take(MAX_BLOBS) {
@@ -295,6 +301,13 @@ impl Sites {
             site.mark(now);
         }
         self.refuse(node, Blobs { task, blobs: refused, failures: Vec::new() }, NO_BOOK);
+    }
+
+    /// The limit for these images is another one from now on.
+    pub(crate) fn limit(&mut self, shared: &Shared, now: Timestamp) {
+        for site in self.by_name.values_mut() {
+            site.limit(shared, now);
+        }
     }
 
     /// Lets a node download for itself what it wants to share.

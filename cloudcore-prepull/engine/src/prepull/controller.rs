@@ -34,6 +34,7 @@ mod tests;
 use crate::shared::agenda::Agenda;
 use crate::shared::outcomes::WriteOutcome;
 use crate::shared::slots::Slots;
+use crate::sites::Shared;
 pub use io::{Action, Content, Dispatch, Input, JobObject, Object, UnreadableJob, rest_of};
 use job::Job;
 use parked::Parked;
@@ -65,6 +66,8 @@ pub struct Controller {
     attached: HashSet<JobUid>,
     /// Nodes that have a free slot again, since [`Self::take_freed`].
     freed: Vec<NodeName>,
+    /// What sites have another limit for, since [`Self::take_new_rates`].
+    new_rates: Vec<Shared>,
     /// Nodes in a report, where the rule of [`crate::prepull::aggregate::nodes_in_report`] would allow more.
     report_capacity: Option<usize>,
     /// The time of the current [`Self::handle`] or [`Self::flush`].
@@ -334,9 +337,12 @@ impl Controller {
             return;
         }
         if let Some(known) = self.jobs.get_mut(&uid) {
-            let pinned = known.wants_pins();
+            let (pinned, rate) = (known.wants_pins(), known.site_rate());
             if known.apply_change(object, &self.nodes, &mut Effects::new(self.now, &mut self.actions)) {
                 self.agenda.mark(&uid);
+                if known.site_rate() != rate {
+                    self.new_rates.extend(known.shared_images());
+                }
                 self.attach_all(&uid);
                 self.unpin_unless_wanted(&uid, pinned);
             }

@@ -17,7 +17,7 @@ use super::leftovers::Wanted;
 use super::locks::{RecentPull, ReferenceLocks};
 use super::login::pull_with_key;
 use super::pinning::pin;
-use super::window::{wait_for_other_verification, wait_until, wait_until_closed};
+use super::window::{wait_for_other_way, wait_until, wait_until_closed};
 use crate::backoff::{self, Backoff};
 use crate::cloud::clock::CloudClock;
 use crate::images::providers::Providers;
@@ -295,7 +295,7 @@ impl<P: Puller> ImagePulls<P> {
         let interrupted = async {
             tokio::select! {
                 () = wait_until_closed(&context.control, &arrived, &self.clock) => {}
-                () = wait_for_other_verification(context.control.clone(), verification) => {}
+                () = wait_for_other_way(context.control.clone(), &download) => {}
             }
         };
         let pulled = tokio::select! {

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::time::{Duration, SystemTime};
 
 use jiff::Timestamp;
-use prepull_api::download::Verification;
+use prepull_api::download::DownloadTerms;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
@@ -80,12 +80,11 @@ async fn next_look(control: &mut watch::Receiver<TaskControl>, until: Option<Tim
     }
 }
 
-/// Waits until the signatures of the task's images must be others than these.
-pub(super) async fn wait_for_other_verification(
-    mut control: watch::Receiver<TaskControl>,
-    verification: Option<&Verification>,
-) {
-    while control.borrow_and_update().terms.download.verify.as_ref() == verification {
+/// Waits until a pull that began under these terms has to begin again: other signatures are asked for, or it gets its layers
+/// in another way.
+pub(super) async fn wait_for_other_way(mut control: watch::Receiver<TaskControl>, began: &DownloadTerms) {
+    let way = |terms: &DownloadTerms| (terms.verify.clone(), terms.share, terms.site_limited);
+    while way(&control.borrow_and_update().terms.download) == way(began) {
         changed(&mut control).await;
     }
 }

@@ -12,6 +12,7 @@
 //! change of the spec) and `lifecycle` (advance, end, retry, delete) tie them together.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -138,6 +139,16 @@ impl Job {
     /// The references of all images of the node's task, if it is in progress and the job shares layers within sites.
     pub(super) fn images_shared_by(&self, node: &NodeName, attempt: u32, by_default: bool) -> Option<Shared> {
         self.members.images_shared_by(node, attempt, by_default)
+    }
+
+    /// Bytes a second over the uplink of each site.
+    pub(super) fn site_rate(&self) -> Option<NonZeroU64> {
+        self.members.job()?.download.max_site_rate
+    }
+
+    /// What the nodes of the job share.
+    pub(super) fn shared_images(&self) -> Vec<Shared> {
+        self.members.shared_images()
     }
 
     /// A task of this job that the node has not ended.

@@ -33,6 +33,11 @@ impl Controller {
         self.sessions.get(node).copied()
     }
 
+    /// The images for which jobs have got another limit of bytes a second over the uplink of a site.
+    pub(crate) fn take_new_rates(&mut self) -> Vec<Shared> {
+        std::mem::take(&mut self.new_rates)
+    }
+
     /// The references of all images of a task, if the node is to carry it out and its job shares layers within sites.
     pub(crate) fn images_shared_by(
         &self,

@@ -236,3 +236,16 @@ async fn a_pull_begins_again_when_the_signatures_must_be_others_and_not_when_the
     let end = run.end.await.unwrap();
     assert_eq!((fake.pulls(), end.images[0].attempts), (vec!["a".to_owned(), "a".to_owned()], 1));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_pull_begins_again_to_share() {
+    set_clock("12:00:00");
+    let fake = Fake::new();
+    fake.script("a", [Act::Take(100), Act::Take(5)]);
+    let run = start(&executor(&fake), windowed(vec![always("a")], 300, &[]));
+    sleep(Duration::from_secs(10)).await;
+    let terms = DownloadTerms { share: true, site_limited: true, ..DownloadTerms::default() };
+    run.control.send_modify(|control| control.terms.download = Arc::new(terms));
+    let end = run.end.await.unwrap();
+    assert_eq!((fake.pulls(), end.images[0].attempts), (vec!["a".to_owned(), "a".to_owned()], 1));
+}

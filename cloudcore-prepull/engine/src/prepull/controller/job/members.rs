@@ -1,6 +1,6 @@
 //! The nodes of a job: how each of them fares, and what it is to pull.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -125,6 +125,14 @@ impl Members {
             return None;
         }
         Some(Shared { images: self.plans.get(node)?.references(), max_rate: job.download.max_site_rate })
+    }
+
+    /// What the nodes of the job share, for each set of images that some of them pull.
+    pub(super) fn shared_images(&self) -> Vec<Shared> {
+        let Some(job) = &self.job else { return Vec::new() };
+        let images: BTreeSet<_> = self.plans.values().map(|plan| plan.references()).collect();
+        let max_rate = job.download.max_site_rate;
+        images.into_iter().map(|images| Shared { images, max_rate }).collect()
     }
 
     /// The references of a task that the node has not ended, and when the node started.

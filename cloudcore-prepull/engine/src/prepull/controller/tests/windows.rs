@@ -284,3 +284,20 @@ fn own_windows_add_a_week_at_most() {
     assert_eq!(phase_at("1970-01-25T03:05:01Z"), NodePhase::InProgress);
     assert_eq!(phase_at("1970-01-25T03:05:04Z"), NodePhase::Unknown);
 }
+
+#[test]
+fn another_site_rate_is_told_at_once() {
+    let (mut world, nodes) = fleet(2);
+    let rates = |world: &mut World| {
+        let rates = world.controller.take_new_rates();
+        rates.iter().map(|shared| shared.max_rate.map(std::num::NonZeroU64::get)).collect::<Vec<_>>()
+    };
+    world.give(job_with(&nodes, json!({}), 1, None));
+    assert_eq!((world.taken().len(), rates(&mut world)), (2, vec![]));
+    let limited = json!({"download": {"shareWithinSite": true, "maxSiteRate": "100k"}});
+    world.give(job_with(&nodes, limited, 2, None));
+    assert_eq!((world.taken().len(), rates(&mut world)), (2, vec![Some(100_000)]));
+    assert!(world.terms[2].share && world.terms[2].site_limited);
+    world.give(job_with(&nodes, json!({"download": {"shareWithinSite": true}}), 3, None));
+    assert_eq!(rates(&mut world), [None]);
+}
