@@ -259,3 +259,28 @@ async fn a_node_image_by_hand_needs_the_consent_that_a_job_of_the_namespace_has_
     assert_eq!(registry.requests().of("team/by-hand").users(), BTreeSet::from(["alice"]));
     Ok(())
 }
+
+#[tokio::test]
+async fn an_image_that_is_there_needs_no_secret() -> Result<()> {
+    let registry = Registry::start().await?;
+    let stage = stage().await?;
+    let cluster = &stage.cluster;
+    let [there, missing] =
+        ["there", "missing"].map(|name| registry.seed(&Image::small(name)?, &format!("team/{name}:v1")));
+    let (there, missing) = (there?, missing?);
+    cluster.job("first").on(["edge-1"]).images([&there]).apply().await?.completes().await?;
+    let job = |name: &str, image: &str| {
+        cluster.job(name).on(["edge-1"]).images([image]).secret("bank/none").policy("IfNotPresent")
+    };
+    let begun = Instant::now();
+    job("present", &there).apply().await?.completes().await?;
+    ensure!(begun.elapsed() < WITHIN_SECONDS, "{:?}", begun.elapsed());
+    let waits = job("absent", &missing).apply().await?;
+    let says = |status: &ImagePrePullJobStatus| {
+        status.node("edge-1").is_some_and(|node| {
+            node.phase == NodePhase::Pending && node.reason.contains("prepull.kubeedge.io/allow=absent")
+        })
+    };
+    waits.until("waits for its secret", says).await?;
+    Ok(())
+}

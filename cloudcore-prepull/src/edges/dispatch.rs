@@ -20,7 +20,8 @@ use crate::kube_api::secrets::Secrets;
 /// Resolves the keys of a job's task, and queues the task on the node's session.
 ///
 /// If the API server fails to return a secret, the task is postponed after a few seconds; so it is where the owner of one
-/// has not allowed the job to use it, as long as there is time to wait for that. Cancel-safe: nothing is sent before all
+/// has not allowed the job to use it, as long as there is time to wait for that, and the node has said that it needs it: an
+/// image that is there needs no key, so the node is asked first. Cancel-safe: nothing is sent before all
 /// keys are resolved.
 pub(crate) async fn dispatch_job_task(
     order: &Dispatch,
@@ -38,6 +39,8 @@ pub(crate) async fn dispatch_job_task(
     let remaining = || order.remaining.saturating_sub(begun.elapsed());
     let user = secrets.consent_for(SecretUser::Job(&order.job.name));
     let mut keys = Vec::with_capacity(order.plan.images.len());
+    // Whether a node that has each image whose key is withheld gets by without them.
+    let mut may_need_none = true;
     let title = title(order);
     let (mut withheld, mut reason) = (Vec::new(), None);
     let mut note = |details: &[String], of: Vec<SecretRef>, unavailable: Option<&String>| {
@@ -47,7 +50,7 @@ pub(crate) async fn dispatch_job_task(
             withheld.extend(of);
         }
     };
-    for image in &order.plan.images {
+    for (index, image) in order.plan.images.iter().enumerate() {
         let found = match read_secrets(&image.secrets, &|_| user, secrets).await {
             Ok(found) => found,
             Err(postponed) => return postponed,
@@ -57,6 +60,8 @@ pub(crate) async fn dispatch_job_task(
             Key::Unavailable { reason } => Some(reason),
             Key::Anonymous { .. } | Key::Credentials { .. } => None,
         };
+        let is_pulled_anyway = image.policy == PullPolicy::Always && !order.there.contains(&index);
+        may_need_none &= resolved.withheld.is_empty() || !is_pulled_anyway;
         note(&resolved.details, resolved.withheld, unavailable);
         keys.push(resolved.key);
     }
@@ -67,8 +72,16 @@ pub(crate) async fn dispatch_job_task(
             Err(postponed) => return postponed,
         };
         let resolved = plan::resolve_verification(policy, user, found);
+        may_need_none &= resolved.withheld.is_empty();
         note(&resolved.details, resolved.withheld, resolved.verification.unavailable.as_ref());
         verification = Some(resolved.verification);
+    }
+    if reason.is_some() && order.asks_first && may_need_none {
+        let assign = build_assign(order, keys, verification, remaining(), share_by_default);
+        return match send(&order.node, assign, sessions) {
+            DispatchOutcome::Sent(session) => DispatchOutcome::SentWithoutKeys(session),
+            other => other,
+        };
     }
     if let Some(reason) = reason.filter(|_| order.may_wait) {
         secrets.withheld().wait(&order.job.uid, &order.job.name, &withheld, begun);

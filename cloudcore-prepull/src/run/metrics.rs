@@ -274,7 +274,7 @@ impl Metrics {
 
     fn count_dispatch(&self, outcome: &DispatchOutcome) {
         let outcome = match outcome {
-            DispatchOutcome::Sent(_) => "sent",
+            DispatchOutcome::Sent(_) | DispatchOutcome::SentWithoutKeys(_) => "sent",
             DispatchOutcome::Offline => "offline",
             DispatchOutcome::Postponed(_) => "postponed",
             DispatchOutcome::Withheld { .. } => "withheld",

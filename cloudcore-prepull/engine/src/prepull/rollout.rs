@@ -118,6 +118,18 @@ struct Member {
     is_stamped: bool,
     /// Once a secret of its task could not be read in this attempt.
     postponed: Option<Box<Postponed>>,
+    asked: Asked,
+}
+
+/// Whether a node was asked if it needs the keys that are withheld: see [`Rollout::mark_asked`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    /// It was not, in this round.
+    No,
+    /// The task that it has may be without keys.
+    Asking,
+    /// It needs them.
+    Needs,
 }
 
 /// A node whose secrets could not be read, or are withheld.
@@ -333,6 +345,8 @@ impl Rollout {
             NodePhase::Successful | NodePhase::Failure | NodePhase::Unknown => {}
         }
         let flight = Flight::Sent(None);
+        // What an earlier leader has sent may have been without keys.
+        let asked = if record.phase == NodePhase::InProgress { Asked::Asking } else { Asked::No };
         let clock = record.clock.clone().unwrap_or_default();
         self.members.push(Member {
             record,
@@ -346,6 +360,7 @@ impl Rollout {
             start: 0,
             is_stamped: false,
             postponed: None,
+            asked,
         });
         self.count_failure(at, true);
         self.index_member(at);

@@ -9,6 +9,8 @@ use crate::shared::session::SessionId;
 pub enum DispatchOutcome {
     /// The task was handed to this session.
     Sent(SessionId),
+    /// The task was handed to this session without keys of some images, whose secrets are withheld: the node may need none.
+    SentWithoutKeys(SessionId),
     /// There was no session that would take the task.
     Offline,
     /// The task could not be made for now, for this reason: a registry secret cannot be read.

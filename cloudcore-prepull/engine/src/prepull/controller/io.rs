@@ -185,4 +185,6 @@ pub struct Dispatch {
     pub remaining: Duration,
     /// Whether there is time to wait for the owners of secrets, and to dispatch it once more.
     pub may_wait: bool,
+    /// Whether the node is asked first if it needs them: an image that is there needs no key.
+    pub asks_first: bool,
 }

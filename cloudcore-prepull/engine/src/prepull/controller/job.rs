@@ -261,15 +261,18 @@ impl Job {
         let is_current = self.is_in_progress(node, attempt);
         match outcome {
             // The node's time ran out in between.
-            DispatchOutcome::Sent(_) if !is_current => {
+            DispatchOutcome::Sent(_) | DispatchOutcome::SentWithoutKeys(_) if !is_current => {
                 let task = TaskId { job: self.events.uid().clone(), attempt };
                 effects.emit(cancel(node, task, super::OVER));
             }
             // The attempt is over.
             _ if !is_current => {}
-            DispatchOutcome::Sent(session) => {
-                if self.members.rollout_mut().mark_sent(node, *session) == Reattach::Dispatch {
+            DispatchOutcome::Sent(session) | DispatchOutcome::SentWithoutKeys(session) => {
+                let rollout = self.members.rollout_mut();
+                if rollout.mark_sent(node, *session) == Reattach::Dispatch {
                     self.dispatch(node, effects);
+                } else if matches!(outcome, DispatchOutcome::SentWithoutKeys(_)) {
+                    rollout.mark_asked(node);
                 }
             }
             DispatchOutcome::Offline => {

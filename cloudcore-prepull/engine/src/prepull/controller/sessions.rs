@@ -130,7 +130,8 @@ impl Controller {
         outcome: &DispatchOutcome,
     ) {
         let known = self.change_job(uid, |job, effects| job.finish_dispatch(node, attempt, outcome, effects));
-        if !known && matches!(outcome, DispatchOutcome::Sent(_)) {
+        let is_sent = matches!(outcome, DispatchOutcome::Sent(_) | DispatchOutcome::SentWithoutKeys(_));
+        if !known && is_sent {
             // Deleted while the keys were being resolved.
             self.actions.push(cancel(node, TaskId { job: uid.clone(), attempt }, DELETED));
         }

@@ -271,10 +271,15 @@ impl Rollout {
         if self.take_look(at, result, now) {
             return true;
         }
+        let needs_keys = self.needs_keys(at, result);
         let record = &mut self.members[at].record;
         // Where the record was lost, the task that this is the result of is not counted yet.
         record.attempt = result.task.attempt;
         record::apply_result(record, plan, result, now);
+        if needs_keys {
+            self.begin_with_keys(at);
+            return true;
+        }
         match (result.outcome, before) {
             (TaskOutcome::Succeeded, _) => self.set(at, NodePhase::Successful, String::new()),
             // The answer to the Cancel that followed the deadline: what it says of the images is kept.

@@ -6,10 +6,10 @@ use std::time::Duration;
 use jiff::Timestamp;
 use prepull_api::crd::status::NodePhase;
 use prepull_api::failure::FailureCode;
-use prepull_api::task::NodeName;
+use prepull_api::task::{NodeName, TaskOutcome, TaskResult};
 use prepull_api::wire::truncate_reason;
 
-use super::{Decision, Flight, Postponed, Rollout};
+use super::{Asked, Decision, Flight, Member, Postponed, Rollout, record};
 use crate::shared::pacing::Moment;
 use crate::shared::postponement::Postponement;
 
@@ -25,6 +25,37 @@ impl Rollout {
         );
         let so_far = member.postponed.as_ref().map(|postponed| postponed.postponement.clone());
         is_new && so_far.unwrap_or_default().next_wait(Duration::ZERO, self.settings.timeout / 2).is_some()
+    }
+
+    /// Whether it is known that the node needs keys that are withheld.
+    pub fn has_asked(&self, node: &NodeName) -> bool {
+        self.in_progress(node).is_some_and(|at| self.members[at].asked == Asked::Needs)
+    }
+
+    /// The node's task was sent without the keys that are withheld. What is there needs none; if something is missing, the
+    /// node waits for them with its next attempt.
+    pub fn mark_asked(&mut self, node: &NodeName) {
+        if let Some(at) = self.in_progress(node) {
+            self.members[at].asked = Asked::Asking;
+        }
+    }
+
+    /// Whether the task of a node in progress has failed for want of keys that it was sent without, and nothing else.
+    pub(super) fn needs_keys(&self, at: usize, result: &TaskResult) -> bool {
+        let Member { record, asked, .. } = &self.members[at];
+        let mut failed = result.images.iter().filter(|image| !image.outcome.is_on_node()).peekable();
+        *asked == Asked::Asking
+            && record.phase == NodePhase::InProgress
+            && result.outcome == TaskOutcome::Failed
+            && failed.peek().is_some()
+            && failed.all(|image| image.code == Some(FailureCode::SecretUnusable))
+    }
+
+    /// The node begins another attempt, with the keys. What it has pulled stays.
+    pub(super) fn begin_with_keys(&mut self, at: usize) {
+        self.members[at].asked = Asked::Needs;
+        record::begin_again(&mut self.members[at].record);
+        self.set(at, NodePhase::Pending, String::new());
     }
 
     /// The owner of this secret has allowed its use: the nodes that wait for that go on.

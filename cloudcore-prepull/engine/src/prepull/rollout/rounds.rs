@@ -7,7 +7,7 @@ use prepull_api::crd::status::NodePhase;
 use prepull_api::failure::FailureCode;
 use prepull_api::task::NodeName;
 
-use super::{Decision, Rollout, Touched, is_missing, record};
+use super::{Asked, Decision, Rollout, Touched, is_missing, record};
 use crate::shared::node_view::NodeView;
 
 const CANCELLED: &str = "stopped: the job was cancelled";
@@ -65,6 +65,7 @@ impl Rollout {
             }
             again += 1;
             self.members[at].postponed = None;
+            self.members[at].asked = Asked::No;
             record::begin_again(&mut self.members[at].record);
             self.set(at, NodePhase::Pending, String::new());
         }

@@ -73,13 +73,13 @@ impl Pulls {
             |pull: &&mut TagPull| pull.sent == *task && matches!(pull.state(), State::Dispatching);
         let Some(pull) = self.pulls.values_mut().find(is_dispatching) else {
             // Unless Hello already confirmed the task: do not cancel it.
-            if matches!(outcome, DispatchOutcome::Sent(_)) {
+            if matches!(outcome, DispatchOutcome::Sent(_) | DispatchOutcome::SentWithoutKeys(_)) {
                 self.cancel_unless_wanted(task, fx);
             }
             return;
         };
         match outcome {
-            DispatchOutcome::Sent(session) => {
+            DispatchOutcome::Sent(session) | DispatchOutcome::SentWithoutKeys(session) => {
                 pull.mark_sent(fx.now);
                 match current {
                     Some(current) if current == session => pull.mark_on_node(fx),

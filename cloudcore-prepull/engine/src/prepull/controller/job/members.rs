@@ -281,10 +281,21 @@ impl Members {
         };
         let Some(remaining) = self.rollout.begin_dispatch(node, now) else { return Prepared::Nothing };
         let may_wait = self.rollout.may_wait_for_consent(node);
+        let asks_first = may_wait && !self.rollout.has_asked(node);
         let only_look = self.rollout.is_rechecking(node);
         let there = if attempt > 1 { self.rollout.pulled_images(node) } else { Vec::new() };
         let (job, plan, node) = (job.clone(), plan.clone(), node.clone());
-        Prepared::Dispatch(Dispatch { job, node, attempt, plan, only_look, there, remaining, may_wait })
+        Prepared::Dispatch(Dispatch {
+            job,
+            node,
+            attempt,
+            plan,
+            only_look,
+            there,
+            remaining,
+            may_wait,
+            asks_first,
+        })
     }
 }
 

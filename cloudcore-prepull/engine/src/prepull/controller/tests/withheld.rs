@@ -1,5 +1,7 @@
 //! Secrets whose owners have not allowed their use, and labels that nodes give themselves.
 
+use prepull_api::failure::FailureCode;
+
 use super::*;
 
 fn allowed(job: &str, secret: &str) -> Input {
@@ -107,4 +109,62 @@ fn a_job_with_secrets_that_selects_by_labels_of_the_node_itself_is_warned_of() {
     let names = json!({"nodeNames": ["a"]});
     assert!(message(names.clone(), group("site")).contains("site in spec.imagePrePullOverriders[0];"));
     assert_eq!(message(names, group("node-restriction.kubernetes.io/site")), "");
+}
+
+/// A node that is asked whether it needs the secret, which is withheld.
+fn asked() -> World {
+    let mut world = World::new(&["a"]);
+    world.up("a", &[]);
+    (world.withheld, world.asks) = (true, true);
+    world.give(on(&["a"]));
+    assert_eq!((world.dispatched.len(), world.phase_of("a")), (1, NodePhase::InProgress));
+    world
+}
+
+fn lacks_keys() -> EdgeMessage {
+    let image =
+        ImageResult { code: Some(FailureCode::SecretUnusable), ..ImageResult::new(ImageOutcome::Failed) };
+    EdgeMessage::Result(TaskResult { images: vec![image], ..result(TaskOutcome::Failed) })
+}
+
+#[test]
+fn what_is_there_needs_no_secret() {
+    let mut world = asked();
+    world.ends("a", TaskOutcome::Succeeded);
+    world.pass(60_000);
+    assert_eq!((world.dispatched.len(), world.status().phase), (1, JobPhase::Completed));
+    assert_eq!(world.record("a").attempt, 1);
+}
+
+#[test]
+fn what_is_missing_waits_for_its_secret() {
+    for leader_changes in [false, true] {
+        let mut world = asked();
+        if leader_changes {
+            let stored = world.stored.clone();
+            world.restart(&["a".to_owned()]);
+            world.up("a", &[(UID, 1, OpenPhase::Running)]);
+            let Input::Job(Ok(job)) = on(&["a"]) else { panic!() };
+            let job = Box::new(ImagePrePullJob { status: stored, ..*job });
+            world.give(Input::Job(Ok(job)));
+            world.asks = false;
+        }
+        world.says("a", lacks_keys());
+        (0..3).for_each(|_| world.pass(1_000));
+        assert_eq!((world.phase_of("a"), world.record("a").attempt), (NodePhase::Pending, 2));
+        assert_eq!((world.record("a").reason.as_str(), world.acks()), ("s/t is not allowed", 1));
+        assert!(!world.events.contains(&"NodeFailed"), "{:?}", world.events);
+        world.withheld = false;
+        world.give(allowed(UID, "s/t"));
+        (0..3).for_each(|_| world.pass(1_000));
+        assert_eq!(world.phase_of("a"), NodePhase::InProgress);
+    }
+}
+
+#[test]
+fn another_failure_is_one_though_keys_are_withheld() {
+    let mut world = asked();
+    world.ends("a", TaskOutcome::Failed);
+    world.pass(1_000);
+    assert_eq!(world.phase_of("a"), NodePhase::Failure);
 }
