@@ -55,8 +55,8 @@ struct World {
     secrets: Option<&'static str>,
     /// Whether the owner of the secret s/t has not allowed its use.
     withheld: bool,
-    /// Whether a node is asked first if it needs what is withheld.
-    asks: bool,
+    /// How many nodes are still asked first if they need what is withheld.
+    asks: usize,
     /// How the next dispatch ends, if it is none of these.
     next_outcome: Option<DispatchOutcome>,
     /// Writes, successful or not.
@@ -96,7 +96,7 @@ impl World {
             dead: None,
             secrets: None,
             withheld: false,
-            asks: false,
+            asks: 0,
             next_outcome: None,
             tried: Vec::new(),
             sent: Vec::new(),
@@ -170,7 +170,8 @@ impl World {
                             DispatchOutcome::Offline
                         } else if let Some(reason) = self.secrets {
                             DispatchOutcome::Postponed(reason.to_owned())
-                        } else if self.withheld && self.asks && order.asks_first {
+                        } else if self.withheld && self.asks > 0 && order.asks_first {
+                            self.asks -= 1;
                             DispatchOutcome::SentWithoutKeys(SessionId(self.sessions))
                         } else if self.withheld && order.may_wait {
                             let (secrets, reason) = (vec!["s/t".to_owned()], "s/t is not allowed".to_owned());

@@ -51,7 +51,9 @@ fn other_images_begin_a_run_after_the_end() {
         world.pass(if late { 4_000_000 } else { 1_000 });
         if leader_changes {
             world.restart(&nodes);
-            nodes.iter().for_each(|node| world.up(node, &[]));
+            for node in &nodes {
+                world.up(node, &[]);
+            }
         }
         let stored = world.stored.clone();
         world.give(job(of(&nodes[1..], "app:2"), 2, stored.as_ref()));
@@ -86,7 +88,9 @@ fn a_change_waits_for_the_end_of_the_run() {
             world.restart(&nodes);
             let stored = world.stored.clone();
             world.give(job(of(&nodes, "app:2"), 2, stored.as_ref()));
-            nodes.iter().for_each(|node| world.up(node, &[(UID, 1, OpenPhase::Running)]));
+            for node in &nodes {
+                world.up(node, &[(UID, 1, OpenPhase::Running)]);
+            }
             world.pass(1_000);
         }
         world.all_succeed(&nodes);
@@ -155,7 +159,9 @@ impl World {
         self.give(Input::Nodes(nodes.iter().map(|name| edge(name)).collect()));
         let reports = self.stored_reports();
         self.give(Input::Reports(reports));
-        nodes.iter().for_each(|node| self.up(node, &[]));
+        for node in nodes {
+            self.up(node, &[]);
+        }
     }
 }
 

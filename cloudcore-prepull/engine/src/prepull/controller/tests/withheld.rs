@@ -115,7 +115,7 @@ fn a_job_with_secrets_that_selects_by_labels_of_the_node_itself_is_warned_of() {
 fn asked() -> World {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
-    (world.withheld, world.asks) = (true, true);
+    (world.withheld, world.asks) = (true, 1);
     world.give(on(&["a"]));
     assert_eq!((world.dispatched.len(), world.phase_of("a")), (1, NodePhase::InProgress));
     world
@@ -147,7 +147,6 @@ fn what_is_missing_waits_for_its_secret() {
             let Input::Job(Ok(job)) = on(&["a"]) else { panic!() };
             let job = Box::new(ImagePrePullJob { status: stored, ..*job });
             world.give(Input::Job(Ok(job)));
-            world.asks = false;
         }
         world.says("a", lacks_keys());
         (0..3).for_each(|_| world.pass(1_000));
