@@ -124,7 +124,9 @@ impl Cloud {
             Input::Session(SessionEvent::Message { message, .. }) => {
                 matches!(message, EdgeMessage::Accepted { .. })
             }
-            Input::Dispatched { outcome, .. } => matches!(outcome, DispatchOutcome::Sent(_)),
+            Input::Dispatched { outcome, .. } => {
+                matches!(outcome, DispatchOutcome::Sent(_) | DispatchOutcome::SentWithoutKeys(_))
+            }
             _ => false,
         };
         self.stirred += u64::from(!still);
@@ -424,6 +426,15 @@ impl World {
         let outcome = if fate == DispatchFate::Unsendable {
             self.check.unsendable(&node, &job, attempt);
             DispatchOutcome::Unsendable("the task is too large".to_owned())
+        } else if fate == DispatchFate::Postponed && order.asks_first && !self.now.is_multiple_of(3) {
+            let key = Key::Unavailable { reason: "its owner has not allowed this".to_owned() };
+            let assign = assign(&order, &key, order.remaining);
+            let task = assign.task.clone();
+            let session = self.send(&node, CloudMessage::Assign(assign));
+            if session.is_some() {
+                self.check.sent(&node, &task);
+            }
+            session.map_or(DispatchOutcome::Offline, DispatchOutcome::SentWithoutKeys)
         } else if fate == DispatchFate::Postponed {
             // Where no time is left to wait, that is a failure.
             self.check.postponed(&node, &job, attempt);
@@ -436,7 +447,7 @@ impl World {
             }
         } else {
             let elapsed = Duration::from_millis(self.now - begun);
-            let assign = assign(&order, order.remaining.saturating_sub(elapsed));
+            let assign = assign(&order, &Key::anonymous(), order.remaining.saturating_sub(elapsed));
             let task = assign.task.clone();
             let looks = task.images.iter().all(|image| image.policy == PullPolicy::Never);
             let waits = !assign.download.windows.is_empty();
@@ -514,7 +525,7 @@ pub(crate) fn jobs(input: &Input) -> Vec<Seen> {
 }
 
 /// Builds the message for a task, as the dispatcher does once it has all secrets.
-pub(crate) fn assign(order: &Dispatch, remaining: Duration) -> Assign {
-    let keys = std::iter::repeat(Key::anonymous());
+pub(crate) fn assign(order: &Dispatch, key: &Key, remaining: Duration) -> Assign {
+    let keys = std::iter::repeat(key.clone());
     cloudcore_prepull::edges::dispatch::build_assign(order, keys, None, remaining, false)
 }

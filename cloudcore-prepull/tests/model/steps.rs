@@ -9,7 +9,7 @@ use prepull_api::task::{
     Bytes, CheckOutcome, ImageOutcome, ImagePhase, ImageProgress, ImageResult, JobUid, NodeName, PullPolicy,
     TaskId, TaskOutcome, TaskResult,
 };
-use prepull_api::wire::{CloudMessage, EdgeMessage, Progress};
+use prepull_api::wire::{CloudMessage, EdgeMessage, Key, Progress};
 use prepull_engine::prepull::controller::Object;
 
 use crate::cloud::{DispatchFate, Fate};
@@ -407,6 +407,10 @@ impl World {
             );
             return true;
         }
+        if !has_key(exec, index) {
+            self.image_ends(at, id, index, ImageOutcome::Failed);
+            return true;
+        }
         let takes =
             if self.rng.chance(80) { self.rng.between(0, 2_000) } else { self.rng.between(0, 40_000) };
         exec.pulling = Some((index, now + takes, calm || self.rng.chance(88)));
@@ -427,6 +431,8 @@ impl World {
         if let Some(exec) = edge.execs.get_mut(task) {
             if !outcome.is_on_node() && exec.work.task.images[index].policy == PullPolicy::Never {
                 result.code = Some(FailureCode::NotPresent);
+            } else if !outcome.is_on_node() && !has_key(exec, index) {
+                result.code = Some(FailureCode::SecretUnusable);
             }
             if exec.work.terms.download.pin && outcome.is_on_node() && Edge::can_pin(at) {
                 result.pinned = Some(true);
@@ -448,4 +454,9 @@ impl World {
         let end = TaskEnd { outcome, reason: reason.to_owned(), check: exec.work.check, images };
         self.on_edge(at, AgentEvent::Ended(id.clone(), end));
     }
+}
+
+/// Whether a key came with the task for this image, or it needs none.
+fn has_key(exec: &Exec, index: usize) -> bool {
+    !matches!(exec.work.terms.keys.get(index).map(|key| &**key), Some(Key::Unavailable { .. }))
 }

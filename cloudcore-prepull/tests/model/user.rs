@@ -220,12 +220,11 @@ impl World {
             1 | 2 => self.api.edit(&uid, |spec| edits::make_invalid(spec, rng)),
             3 | 4 | 7 if started => self.api.edit(&uid, |spec| edits::edit_fixed_part(spec, edges, rng)),
             5 => self.api.edit(&uid, |spec| spec.clone_from(good)),
-            6 => self.api.edit(&uid, |spec| {
-                *spec = self
-                    .check
-                    .beginning(&uid)
-                    .map_or_else(|| good.clone(), |beginning| follow(beginning, good))
-            }),
+            6 => {
+                let begun = self.check.beginning(&uid);
+                let undone = begun.map_or_else(|| good.clone(), |begun| follow(begun, good));
+                self.api.edit(&uid, |spec| *spec = undone);
+            }
             _ => self.api.edit(&uid, |spec| edits::edit_or_recheck(spec, edges, rng, is_rechecked)),
         }
         self.note_spec(&uid);
