@@ -17,13 +17,15 @@ use prepull_api::crd::report::{ImagePrePullReport, JOB_UID_LABEL, ReportBody};
 use prepull_api::crd::status::ImagePrePullJobStatus;
 use prepull_api::task::JobUid;
 use prepull_engine::prepull::controller::{Content, JobObject, Object, needs_reports, rest_of};
+use prepull_engine::shared::objects::Unreadable;
 use prepull_engine::shared::outcomes::WriteOutcome;
 use serde_json::json;
-use tracing::debug;
+use tracing::{debug, warn};
 
 use crate::kube_api::cluster::read_with_retry;
 use crate::kube_api::events::Events;
 use crate::kube_api::field_manager::post_params;
+use crate::kube_api::guarded::{Guarded, readable};
 use crate::kube_api::object_write::{self, Endpoint, Failure, Target};
 use crate::kube_api::refusal::explain;
 use crate::kube_api::stored_job::StoredJob;
@@ -104,9 +106,21 @@ impl Writer {
         params: ListParams,
         is_wanted: impl Fn(&ImagePrePullReport) -> bool,
     ) -> Vec<ImagePrePullReport> {
-        let api = Api::<ImagePrePullReport>::all(self.client.clone());
-        let read = || list_pages(&api, params.clone(), &is_wanted);
-        read_with_retry("reports", explain::<ImagePrePullReport>, read).await
+        let api = Api::<Guarded<ImagePrePullReport>>::all(self.client.clone());
+        let read = || list_pages(&api, params.clone(), |_| true);
+        let listed = read_with_retry("reports", explain::<ImagePrePullReport>, read).await;
+        let readable = |report: Guarded<ImagePrePullReport>| match readable(report) {
+            Ok(report) => Some(*report),
+            Err(Unreadable { id, error, .. }) => {
+                warn!(
+                    report = id.name,
+                    error,
+                    "a report cannot be read: its nodes are taken from the status, and it is written again"
+                );
+                None
+            }
+        };
+        listed.into_iter().filter_map(readable).filter(is_wanted).collect()
     }
 
     fn note_version(&self, job: &JobUid, report: &ImagePrePullReport) {

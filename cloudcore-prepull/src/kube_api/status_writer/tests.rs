@@ -80,6 +80,17 @@ async fn only_the_reports_of_jobs_that_run_are_read_and_those_by_label() {
 }
 
 #[tokio::test]
+async fn an_unreadable_report_counts_as_lost() {
+    let (writer, _) = writer(|_| {
+        let mut broken = report("runs", 1);
+        broken["nodeStatus"] = json!([{"nodeName": 7}]);
+        list("ImagePrePullReportList", &json!([report("runs", 0), broken, report("runs", 2)]), None)
+    });
+    let reports = writer.read_reports_of(&JobUid("runs".to_owned())).await;
+    assert_eq!(reports.iter().map(|report| report.body.index).collect::<Vec<_>>(), [0, 2]);
+}
+
+#[tokio::test]
 async fn a_list_whose_pages_expire_is_read_in_one_answer() {
     let (writer, requests) = writer(|target| {
         if target.contains("continue=") {
