@@ -163,7 +163,11 @@ pub fn report<'a>(
         };
         *of_phase += 1;
     }
-    let node_status = within(&nodes, REPORT_BUDGET, shortened);
+    let mut node_status = within(&nodes, REPORT_BUDGET, shortened);
+    if node_status.iter().map(size).sum::<usize>() > REPORT_BUDGET {
+        // Edges make up their reasons, and can make them as long as these may be for every image.
+        node_status = within(&nodes, REPORT_BUDGET, without_reasons);
+    }
     let Rounds { retry, recheck, rechecking } = rounds;
     let (job_name, retry) = (job_name.to_owned(), Some(retry));
     let first_attempt = stored_first_attempt(first_attempt);
@@ -396,6 +400,19 @@ fn shortened(node: &NodeStatus) -> NodeStatus {
     node
 }
 
+/// The same without any reasons; the codes remain.
+fn without_reasons(node: &NodeStatus) -> NodeStatus {
+    let mut node = shortened(node);
+    node.action_flow.iter_mut().for_each(|action| action.reason.clear());
+    for image in &mut node.image_status {
+        image.reason.clear();
+        image.pulled_by_reason.clear();
+        image.unshared_reason.clear();
+        image.kubelet_record_reason.clear();
+    }
+    node
+}
+
 fn short(reason: &str) -> String {
     reason.chars().take(SHORT_REASON).collect()
 }
@@ -511,6 +528,31 @@ mod tests {
         assert_eq!(lengths, [cut.len(), 1024].into());
         assert_eq!(nodes_in_report(std::iter::once("a")), MAX_NODES_IN_REPORT);
         assert_eq!(nodes_in_report(std::iter::repeat_n("a", 10_000)), 1);
+    }
+
+    #[test]
+    fn a_report_of_liars_stays_within_its_budget() {
+        let capacity = nodes_in_report(std::iter::repeat_n("r/a:1", 256));
+        let nodes: Vec<_> = (0..capacity)
+            .map(|n| {
+                let mut node = node(&format!("node-{n}"), NodePhase::Failure, 256);
+                for image in &mut node.image_status {
+                    "r/a:1".clone_into(&mut image.image);
+                    let reasons = [
+                        &mut image.reason,
+                        &mut image.pulled_by_reason,
+                        &mut image.unshared_reason,
+                        &mut image.kubelet_record_reason,
+                    ];
+                    reasons.into_iter().for_each(|reason| *reason = "\u{1f4a5}".repeat(256));
+                    image.digest = Some(format!("sha512:{}", "f".repeat(128)));
+                }
+                node
+            })
+            .collect();
+        let report = report("job", 0, FIRST_ATTEMPT, Rounds::default(), nodes.iter());
+        assert!(serde_json::to_string(&report).unwrap().len() <= REPORT_BUDGET + 1000);
+        assert_eq!(report.node_status.len(), capacity);
     }
 
     #[test]

@@ -102,6 +102,19 @@ pub(super) fn apply_look(record: &mut NodeStatus, result: &TaskResult, now: Time
     }
 }
 
+/// Longest digest that is kept: one of SHA-512 has 135 bytes. Edges make them up, and a report of 256 images has room for no
+/// longer ones.
+const MAX_DIGEST: usize = 160;
+
+/// Whether this has the form of a digest, `algorithm:hex`.
+fn is_digest(text: &str) -> bool {
+    let is_of = |part: &str, more: &str| {
+        !part.is_empty() && part.chars().all(|c| c.is_ascii_alphanumeric() || more.contains(c))
+    };
+    text.len() <= MAX_DIGEST
+        && text.split_once(':').is_some_and(|(algorithm, hex)| is_of(algorithm, "+._-") && is_of(hex, "=_-"))
+}
+
 /// When the images of a node were known to be there last.
 fn last_seen(record: &NodeStatus) -> Option<Timestamp> {
     let checked = record.recheck.as_ref().and_then(|recheck| recheck.checked_time.as_ref());
@@ -167,7 +180,7 @@ pub(super) fn apply_result(
             ImageOutcome::Stopped => Tristate::Unknown,
         };
         image.code = (!outcome.is_on_node()).then(|| code.unwrap_or(FailureCode::Other));
-        image.digest = digest.as_deref().map(truncate_reason);
+        image.digest = digest.clone().filter(|digest| is_digest(digest));
         image.reason = truncate_reason(reason);
         image.bytes = amount.map(|amount| bytes(amount, *from_peers)).or(image.bytes);
         image.attempts = *attempts;
@@ -222,4 +235,22 @@ fn bytes(Bytes { done, total }: Bytes, from_peers: Option<u64>) -> ImageBytes {
     const MOST: u64 = i64::MAX.unsigned_abs();
     let from_peers = from_peers.map(|bytes| bytes.min(MOST));
     ImageBytes { done: done.min(MOST), total: total.min(MOST), from_peers }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_digest;
+
+    #[test]
+    fn a_digest_has_the_form_of_one() {
+        let sha512 = format!("sha512:{}", "0f".repeat(64));
+        for good in ["sha256:other", "sha256+b64u:LCa0a2j_xo=", &sha512] {
+            assert!(is_digest(good), "{good}");
+        }
+        for bad in
+            ["", "sha256", "sha256:", ":00", "sha256:0 0", "sha256:\u{1b}[2J", &format!("{sha512}{sha512}")]
+        {
+            assert!(!is_digest(bad), "{bad:?}");
+        }
+    }
 }
