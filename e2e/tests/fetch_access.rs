@@ -157,13 +157,13 @@ async fn a_mirror_of_hosts_toml_with_a_ca_and_a_client_certificate_of_its_own_se
     hand.registry.seed(&image, "team/mirrored:v1")?;
     let reference = "upstream.example/team/mirrored:v1";
     let pair: (PathBuf, PathBuf) = clients.server(&clients.place().new_dir("client")?, &["edge-1"])?;
-    // Nobody listens at the registry itself.
-    let nobody = prepull_e2e::ports::Port::reserve()?;
+    // Nothing listens at the registry itself.
+    let closed = prepull_e2e::ports::Port::reserve()?;
     let route = |client: &str| {
         hand.containerd.own_registry_host("upstream.example", |hosts| {
             let dir = hosts.join("upstream.example");
             std::fs::create_dir_all(&dir)?;
-            let (upstream, mirror, ca) = (nobody.addr(), hand.link.addr(), servers.file().display());
+            let (upstream, mirror, ca) = (closed.addr(), hand.link.addr(), servers.file().display());
             let text = format!(
                 "server = \"https://{upstream}\"\n[host.\"https://{mirror}\"]\n\
                  capabilities = [\"pull\", \"resolve\"]\nca = \"{ca}\"\n{client}"
@@ -191,9 +191,9 @@ async fn the_runtime_pulls_where_the_agent_cannot_connect() -> Result<()> {
     let trusted_by_runtime = Authority::new("servers")?;
     let secure = Registry::start().named("secure.example").tls(&trusted_by_runtime).await?;
     let hand = Hand::start_on(Registry::start().named("harbor.example"), None).await?;
-    // What the agent sees leads to an address where nobody listens, and to a certificate that it doesn't trust.
-    let (nobody, seen) = (prepull_e2e::ports::Port::reserve()?, hand.containerd.dir().join("seen"));
-    for (registry, addr) in [(&hand.registry, nobody.addr()), (&secure, secure.addr())] {
+    // What the agent sees leads to an address where nothing listens, and to a certificate that it doesn't trust.
+    let (closed, seen) = (prepull_e2e::ports::Port::reserve()?, hand.containerd.dir().join("seen"));
+    for (registry, addr) in [(&hand.registry, closed.addr()), (&secure, secure.addr())] {
         let dir = seen.join(registry.host());
         std::fs::create_dir_all(&dir)?;
         std::fs::write(dir.join("hosts.toml"), format!("server = \"https://{addr}\"\n[host]\n"))?;
@@ -223,7 +223,7 @@ async fn the_runtime_pulls_where_the_agent_cannot_connect() -> Result<()> {
         std::fs::create_dir_all(&dir)?;
         Ok(std::fs::write(
             dir.join("hosts.toml"),
-            format!("server = \"http://{}\"\n[host]\n", nobody.addr()),
+            format!("server = \"http://{}\"\n[host]\n", closed.addr()),
         )?)
     })?;
     let output = pull("1", &[], "harbor.example/team/other:v1")?.output().await?;

@@ -108,7 +108,7 @@ async fn a_running_job_is_throttled_at_once() -> Result<()> {
     /// Until then the uplink carries no more than that.
     const AT_ONCE: Duration = Duration::from_secs(5);
     const LOOK: Duration = Duration::from_secs(1);
-    // They don't share until they are told to.
+    // They don't share until the job says so.
     let boxes = Boxes::start(&Plan { cloud: Vec::new(), ..sharing(4, FAST) }).await?;
     let job = boxes.cluster.job("throttled").images([&boxes.reference]).on(boxes.names(4));
     let job = job.concurrency(4).spec(|spec| {

@@ -173,7 +173,7 @@ async fn a_referrer_in_trouble_hides_no_other() -> Result<()> {
         outcomes.push(verify().await?);
         link.stop_failing();
     }
-    // The one is valid whatever becomes of the other, which may have been the valid one where it can't be read.
+    // A signature that can't be read doesn't make another one invalid; where none is valid, it might have been.
     outcomes.sort_by_key(Result::is_ok);
     ensure!(
         matches!(&outcomes[..], [Err(error), Ok(Verdict::Signed)] if error.code == FailureCode::RegistryError),

@@ -149,7 +149,7 @@ impl Site {
         self.wake(earliest.max(now));
     }
 
-    /// The limit of the uplink for these images. One for images that nobody shares here is forgotten at the next look.
+    /// The limit of the uplink for these images. One for images that no node shares here is forgotten at the next look.
     fn limit(&mut self, shared: &Shared, now: Timestamp) {
         let Shared { images, max_rate } = shared;
         if self.rates.get(images).copied() != *max_rate {

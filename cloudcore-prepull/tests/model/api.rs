@@ -152,7 +152,7 @@ impl Api {
         }
     }
 
-    /// The jobs with reports of their run that somebody has deleted.
+    /// The jobs with reports of their run that were deleted by hand.
     pub(crate) fn lost_reports(&self) -> impl Iterator<Item = &JobUid> {
         let of_run = |job: &JobUid, report: &ReportBody| {
             report.first_attempt.unwrap_or(FIRST_ATTEMPT) == self.first_attempt(job)

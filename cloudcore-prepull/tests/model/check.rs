@@ -27,7 +27,7 @@ use specs::Delivered;
 pub(crate) struct Check {
     duplicates: bool,
     delivered: BTreeMap<JobUid, Vec<Delivered>>,
-    /// What the run of each job began with. Its fixed part stays in force until the run has ended, whatever people edit.
+    /// What the run of each job began with. Its fixed part stays in force until the run has ended.
     beginnings: BTreeMap<JobUid, ImagePrePullJobSpec>,
     /// What each job is to begin a further run with once it is over.
     next: BTreeMap<JobUid, ImagePrePullJobSpec>,

@@ -96,7 +96,7 @@ impl Recording {
         self.events.is_empty()
     }
 
-    /// So many cuts, spread over the events from `from` on, at a random one in each part.
+    /// This many cuts, spread over the events from `from` on, at a random one in each part.
     pub fn cuts(&self, from: usize, count: usize, chance: &mut Chance) -> Vec<usize> {
         let all = self.len().saturating_sub(from).max(1);
         let begin = |number: usize| number * all / count;

@@ -13,7 +13,7 @@ pub struct Profile {
     pub up: Way,
     /// How long it's up and how long it's down, in turns.
     pub outages: Option<(Duration, Duration)>,
-    /// Packets above so many bytes vanish, and no ICMP says so.
+    /// Packets above this many bytes vanish, and no ICMP says so.
     pub largest_packet: Option<usize>,
     /// Whether the kernel at the far end probes for black holes, as those of large content networks do. Linux has it off.
     pub has_probing_far_end: bool,

@@ -194,7 +194,7 @@ impl Containerd {
         Ok((stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize))
     }
 
-    /// Fills the disk up with something else than images, until so many bytes are free.
+    /// Fills the disk up with something else than images, until this many bytes are free.
     pub fn fill_disk(&self, free: u64) -> Result<()> {
         static PIECE: [u8; 64 * 1024] = [1; 64 * 1024];
         let mut ballast = File::options().create(true).append(true).open(self.root().join("ballast"))?;

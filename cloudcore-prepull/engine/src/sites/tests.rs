@@ -470,7 +470,7 @@ fn the_limit_of_a_site_is_divided_among_those_who_download_over_its_uplink() {
     story.max_rate = NonZeroU64::new(300);
     story.want("a", "2");
     assert_eq!(story.hear(), ["a 2: wait", "b 2: carry at 300"]);
-    // At once, although nobody says anything.
+    // At once, without another message.
     story.max_rate = NonZeroU64::new(200);
     story.sites.limit(&story.shared(), story.now);
     assert_eq!(story.hear(), ["b 2: carry at 200"]);

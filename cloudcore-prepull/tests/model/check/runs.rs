@@ -60,14 +60,14 @@ impl Check {
         self.nodes.retain(|(of, _), _| of != job);
     }
 
-    /// The end of a job is told only of the generation whose images were pulled.
+    /// The end of a job is said only of the generation whose images were pulled.
     pub(super) fn conditions(&self, api: &Api, job: &JobUid, status: &ImagePrePullJobStatus) {
         let observed = status.observed_generation;
         for condition in &status.conditions {
             assert_eq!(condition.observed_generation, observed, "{job}: {}", condition.type_);
             let is_end = ["Complete", "Failed", "Finished"].contains(&condition.type_.as_str());
             let has_begun = status.start_time.is_some();
-            // What is cancelled is over, whatever else it asks for.
+            // A cancelled job is over, even if it asks for more.
             let is_said =
                 is_end && has_begun && condition.status == "True" && condition.reason != reasons::CANCELLED;
             if !is_said {

@@ -16,7 +16,7 @@ use super::{ErrorClass, Present, ProgressSink, PullError, PullRequest, Pulled, P
 pub(crate) enum Act {
     /// Succeeds after so many seconds, and reports bytes after each half of them.
     Take(u64),
-    /// Has all bytes after so many seconds, and succeeds so many seconds later.
+    /// Has all bytes after the first number of seconds, and succeeds after the second one.
     Unpack(u64, u64),
     /// Fails with this class and message.
     Fail(ErrorClass, &'static str),

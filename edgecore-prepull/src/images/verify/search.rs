@@ -104,7 +104,7 @@ impl<'a> Search<'a> {
                 self.seen.insert(descriptor.digest.clone());
                 is_valid
             }
-            // Something lists it that nobody has.
+            // A referrers list names a manifest that isn't there.
             Err(error) if error.kind == Kind::NotFound => {
                 self.note(Flaw::Missing);
                 false

@@ -87,7 +87,7 @@ async fn an_image_fits_besides_what_earlier_pulls_will_still_write_each_layer_on
         check((150 + 55 + 53) * MIB - 1).await.unwrap_err(),
         "no room for the image: it takes 55 MiB (25 MiB to download, about 30 MiB unpacked), and /1 has 258 MiB free, of which 150 MiB stay free (--image-gc-high-threshold 85%) and 53 MiB are for images that are being pulled"
     );
-    // What somebody has asked a registry counts, and not what is usual.
+    // What a registry has answered counts, and not what is usual.
     own[0].1.ask_unpacked(async { 11 * MIB }).await;
     assert!(check((150 + 55 + 53) * MIB).await.is_err());
     assert_eq!(check((150 + 56 + 53) * MIB).await, Ok(()));
