@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # A machine for a kubelet: a network, mounts, processes and a host name of its own on this system's /usr. It runs nothing
 # but a process 1 that reaps; containerd and kubelet are started in it with nsenter. It lives as long as this script.
-# Usage: kubelet-machine.sh NAME NETNS DIR [PATH]...: its host name, the network namespace, a directory with what it keeps on
-# disk, and directories of programs that it has too. Once it's up, DIR/run/kubernetes/up has the name of its control group.
+# Usage: kubelet-machine.sh NAME NETNS DIR KEPT [PATH]...: its host name, the network namespace, a directory with what it keeps
+# on disk, containerd's directories with colons between them, which it keeps too, and directories of programs that it has.
+# Once it's up, DIR/run/kubernetes/up has the name of its control group.
 set -euo pipefail
 
 if [[ ${1-} != --inside ]]; then
@@ -14,6 +15,7 @@ if [[ ${1-} != --inside ]]; then
     bash "${BASH_SOURCE[0]}" --inside "$group" "$@"
 fi
 group=$2 name=$3 dir=$5
+IFS=: read -ra of_containerd <<<"$6"
 
 hostname "$name"
 mount --make-rprivate /
@@ -33,13 +35,14 @@ tr -d - </proc/sys/kernel/random/uuid >etc/machine-id
 
 # What outlives a restart of containerd is on disk, where the test finds it too: images are not for memory, and an
 # overlay can't have another overlay below it.
-for kept in var/lib/containerd var/lib/kubelet var/lib/edgecore-prepull etc/containerd etc/ssl/certs etc/cni/net.d run/containerd run/kubernetes; do
+for kept in var/lib/kubelet var/lib/edgecore-prepull etc/ssl/certs etc/cni/net.d etc/credential-providers run/kubernetes \
+  "${of_containerd[@]#/}"; do
   mkdir -p "$dir/$kept" "$kept"
   mount --bind "$dir/$kept" "$kept"
 done
 mount --bind /usr/lib/cni opt/cni/bin
 # The programs that the test brings along, at the paths that they have outside.
-for given in "${@:6}"; do
+for given in "${@:7}"; do
   mkdir -p ".$given"
   mount --bind "$given" ".$given"
 done

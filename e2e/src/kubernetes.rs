@@ -32,6 +32,7 @@ use crate::images::Image;
 use crate::registry::Registry;
 use balancer::Balancer;
 use ground::Ground;
+use worker::Kind;
 
 /// Controllers that a Deployment, a DaemonSet, a drained node and a namespace need. The others would only cost time.
 const CONTROLLERS: &str = "--controllers=daemonset-controller,deployment-controller,disruption-controller,\
@@ -92,16 +93,21 @@ impl Kubernetes {
 
     /// Adds a worker, whose Node is Ready.
     pub async fn worker(&self, name: &str) -> Result<Worker> {
-        self.worker_on(name, None).await
+        self.worker_of(name, Kind::Plain).await
     }
 
     /// Adds a worker like [`Self::worker`], whose images are on a disk of their own with `size` bytes.
     pub async fn worker_with_disk(&self, name: &str, size: u64) -> Result<Worker> {
-        self.worker_on(name, Some(size)).await
+        self.worker_of(name, Kind::OwnDisk(size)).await
     }
 
-    async fn worker_on(&self, name: &str, disk: Option<u64>) -> Result<Worker> {
-        let worker = Worker::start(&self.cluster, &self.ground, name, &self.sandbox, &self.registry, disk);
+    /// Adds a worker like [`Self::worker`], whose containerd has the paths of k3s.
+    pub async fn worker_of_k3s(&self, name: &str) -> Result<Worker> {
+        self.worker_of(name, Kind::K3s).await
+    }
+
+    async fn worker_of(&self, name: &str, kind: Kind) -> Result<Worker> {
+        let worker = Worker::start(&self.cluster, &self.ground, name, &self.sandbox, &self.registry, kind);
         worker.await.with_context(|| format!("no worker {name}"))
     }
 

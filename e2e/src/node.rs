@@ -16,7 +16,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 pub use containerd::Containerd;
-pub(crate) use containerd::inside;
+pub(crate) use containerd::{Paths, inside};
 pub use ledger::LedgerTask;
 pub use start::Start;
 

@@ -1,9 +1,10 @@
 //! Workers: machines of a whole cluster, each with a containerd and a kubelet that runs pods.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::coordination::v1::Lease;
@@ -17,7 +18,7 @@ use crate::cleanup::{Child, SOON, eventually};
 use crate::cluster::Cluster;
 use crate::machine;
 use crate::network::{Passage, Space};
-use crate::node::{Containerd, inside};
+use crate::node::{Containerd, Paths, inside};
 use crate::parts;
 use crate::place::Place;
 use crate::registry::Registry;
@@ -27,6 +28,16 @@ const KUBELET: &str = "var/lib/kubelet";
 const IMAGES: &str = "var/lib/containerd";
 /// Network of the pods, by CNI's own plugins.
 const CNI: &str = "etc/cni/net.d";
+
+/// What a machine has otherwise than most.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Kind {
+    Plain,
+    /// Its images are on a disk of their own, of so many bytes.
+    OwnDisk(u64),
+    /// Its containerd is where k3s has it, and nowhere else.
+    K3s,
+}
 
 /// A machine that runs pods. Nothing on it outlives this value.
 pub struct Worker {
@@ -49,23 +60,23 @@ pub struct Worker {
 
 impl Worker {
     /// Starts a machine, and waits until its Node is Ready. `sandbox` is the image of the containers that hold a pod's
-    /// namespaces; it and others come from the registry. With `disk`, images are on a disk of their own with this size in
-    /// bytes.
+    /// namespaces; it and others come from the registry.
     pub(super) async fn start(
         cluster: &Cluster,
         ground: &Ground,
         name: &str,
         sandbox: &str,
         registry: &Registry,
-        disk: Option<u64>,
+        kind: Kind,
     ) -> Result<Self> {
         let place = Place::here()?;
         let dir = place.new_dir(name)?;
-        if let Some(size) = disk {
+        if let Kind::OwnDisk(size) = kind {
             mount_disk(&dir, size).await?;
         }
+        let paths = if matches!(kind, Kind::K3s) { Paths::K3S } else { Paths::USUAL };
         let Plot { space, address, pods } = ground.plot().await?;
-        let (machine, init, group) = boot(&place, name, &space, &dir).await?;
+        let (machine, init, group) = boot(&place, name, &space, &dir, &paths).await?;
         let network = json!({
             "cniVersion": "0.4.0", "name": "pods",
             "plugins": [{
@@ -75,9 +86,8 @@ impl Worker {
             }],
         });
         std::fs::write(dir.join(CNI).join("10-pods.conflist"), network.to_string())?;
-        let passages = vec![reach(&space, registry)?];
-        let (run, etc) = (dir.join("run/containerd"), dir.join("etc/containerd"));
-        let containerd = Containerd::start_in_machine(name, init, run, &etc, sandbox).await?;
+        let passages = vec![Passage::through(Some(&space), None, registry.addr())?];
+        let containerd = Containerd::start_in_machine(name, init, &dir, &paths, sandbox).await?;
         // Before a pod needs it: its registry may be off by then.
         containerd.pull(sandbox, None).await?;
 
@@ -96,7 +106,7 @@ impl Worker {
             containerd,
             machine,
             init,
-            settings: kubelet_settings(&group),
+            settings: kubelet_settings(&group, &paths),
             passages,
         };
         worker.restart_kubelet(&json!({})).await?;
@@ -114,7 +124,7 @@ impl Worker {
     }
 
     /// A path of the machine, as the test sees it. Only what is kept on disk is there: the directories of containerd, of
-    /// the kubelet and of the agent, and the CAs that the machine trusts.
+    /// the kubelet and of the agent, the CAs that the machine trusts, and `/etc/credential-providers`.
     pub fn path(&self, path: &str) -> PathBuf {
         self.dir.join(path.trim_start_matches('/'))
     }
@@ -127,8 +137,21 @@ impl Worker {
 
     /// Lets the machine reach a registry, under the address that it has for the test.
     pub fn reaches(&mut self, registry: &Registry) -> Result<()> {
-        self.passages.push(reach(&self.space, registry)?);
+        self.reaches_at(registry.addr())
+    }
+
+    /// Lets the machine reach what listens at this address of the test, under the same address.
+    pub fn reaches_at(&mut self, addr: SocketAddr) -> Result<()> {
+        self.passages.push(Passage::through(Some(&self.space), None, addr)?);
         Ok(())
+    }
+
+    /// Lets the machine reach a registry at an address that isn't one of loopback. Returns it.
+    pub fn reaches_nearby(&mut self, registry: &Registry) -> Result<SocketAddr> {
+        let near = SocketAddr::from((self.address, registry.addr().port()));
+        let (from, to) = ((Some(&self.space), near), (None, registry.addr()));
+        self.passages.push(Passage::open(from, to, Duration::ZERO)?);
+        Ok(near)
     }
 
     /// Kills the kubelet; pods go on. Nothing tells the API server.
@@ -217,9 +240,16 @@ pub fn lacks() -> Option<String> {
 }
 
 /// Boots a machine. Returns the process that holds it, its first process, and its control group.
-async fn boot(place: &Place, name: &str, space: &Space, dir: &Path) -> Result<(Child, u32, String)> {
+async fn boot(
+    place: &Place,
+    name: &str,
+    space: &Space,
+    dir: &Path,
+    paths: &Paths,
+) -> Result<(Child, u32, String)> {
     let mut command = Command::new("bash");
     command.arg(parts::setup_dir().join("kubelet-machine.sh")).arg(name).arg(space.name()).arg(dir);
+    command.arg([paths.data, paths.run, paths.etc].join(":"));
     command.arg(parts::kubernetes("kubelet")?.parent().context("no directory")?);
     command.args(parts::containerd_dir());
     let mut machine = Child::spawn(place, &format!("machine-{name}"), command)?;
@@ -251,18 +281,14 @@ async fn mount_disk(dir: &Path, size: u64) -> Result<()> {
     parts::output(mount).await.map(drop)
 }
 
-fn reach(space: &Space, registry: &Registry) -> Result<Passage> {
-    Passage::through(Some(space), None, registry.addr())
-}
-
 /// What every kubelet here needs: a control group and DNS of its own, and no opinion on how full this machine's disk is.
-fn kubelet_settings(group: &str) -> Value {
+fn kubelet_settings(group: &str, paths: &Paths) -> Value {
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
         "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
         "authorization": {"mode": "AlwaysAllow"},
         "cgroupDriver": "cgroupfs", "cgroupRoot": format!("/{group}"), "failCgroupV1": false,
-        "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
+        "containerRuntimeEndpoint": format!("unix://{}/containerd.sock", paths.run),
         "evictionHard": {"memory.available": "1Mi", "nodefs.available": "0%", "imagefs.available": "0%"},
         "failSwapOn": false, "imageGCHighThresholdPercent": 100,
         "makeIPTablesUtilChains": false, "readOnlyPort": 0, "resolvConf": "",

@@ -30,6 +30,7 @@ use tonic::Request;
 use tonic::transport::Channel;
 
 use self::config::Habit;
+pub(crate) use self::config::Paths;
 use crate::cleanup::{Child, SOON, eventually};
 use crate::disk::{Disk, Format};
 use crate::network::Space;
@@ -154,18 +155,19 @@ impl Containerd {
         Ok(containerd)
     }
 
-    /// Starts a containerd in the machine whose first process has this id, with everything in its usual place there. `dir` is
-    /// the machine's `/run/containerd` and `etc` its `/etc/containerd`, as the test sees them. `sandbox` is the image of
-    /// the containers that hold a pod's namespaces.
+    /// Starts a containerd in the machine whose first process has this id. `machine` is the machine's root, as the test sees
+    /// it. `sandbox` is the image of the containers that hold a pod's namespaces.
     pub(crate) async fn start_in_machine(
         name: &str,
         init: u32,
-        dir: PathBuf,
-        etc: &Path,
+        machine: &Path,
+        paths: &Paths,
         sandbox: &str,
     ) -> Result<Self> {
-        std::fs::write(etc.join("config.toml"), config::of_machine(sandbox)?)?;
-        let config = PathBuf::from("/etc/containerd/config.toml");
+        let config = paths.file();
+        let outside = |path: &Path| machine.join(path.strip_prefix("/").unwrap_or(path));
+        std::fs::write(outside(&config), config::of_machine(paths, sandbox)?)?;
+        let dir = outside(Path::new(paths.run));
         let (place, enter) = (Place::here()?, Enter::Machine(init));
         let mut containerd =
             Self { place, name: name.to_owned(), dir, config, enter, process: None, disk: None };

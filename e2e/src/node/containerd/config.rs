@@ -1,6 +1,6 @@
 //! The configuration of a test's containerd, in the form that its release reads.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
@@ -92,8 +92,37 @@ config_path = "{hosts}"
     )
 }
 
-/// The configuration for a containerd that runs pods, with its files in their usual places.
-pub(super) fn of_machine(sandbox: &str) -> Result<String> {
+/// Where the containerd of a machine has its directories, as absolute paths of the machine.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Paths {
+    /// Images, and what is unpacked of them.
+    pub(crate) data: &'static str,
+    /// The socket.
+    pub(crate) run: &'static str,
+    /// The configuration, with that of registries in `certs.d`.
+    pub(crate) etc: &'static str,
+}
+
+impl Paths {
+    /// Its own.
+    pub(crate) const USUAL: Self =
+        Self { data: "/var/lib/containerd", run: "/run/containerd", etc: "/etc/containerd" };
+    /// Those that k3s gives to it.
+    pub(crate) const K3S: Self = Self {
+        data: "/var/lib/rancher/k3s/agent/containerd",
+        run: "/run/k3s/containerd",
+        etc: "/var/lib/rancher/k3s/agent/etc/containerd",
+    };
+
+    /// The file that it's started with.
+    pub(crate) fn file(&self) -> PathBuf {
+        Path::new(self.etc).join("config.toml")
+    }
+}
+
+/// The configuration for a containerd that runs pods.
+pub(super) fn of_machine(paths: &Paths, sandbox: &str) -> Result<String> {
+    let Paths { data, run, etc } = paths;
     let (version, runtime, images, more) = match installed_major()? {
         ..2 => (2, "grpc.v1.cri", "grpc.v1.cri", format!("sandbox_image = \"{sandbox}\"\n")),
         2.. => (
@@ -107,14 +136,18 @@ pub(super) fn of_machine(sandbox: &str) -> Result<String> {
     // A process in a namespace that isn't the machine's first may not make itself less likely to be killed.
     Ok(format!(
         r#"version = {version}
+root = "{data}"
+state = "{run}"
 disabled_plugins = {DISABLED_PLUGINS:?}
+[grpc]
+address = "{run}/containerd.sock"
 [plugins."io.containerd.{runtime}"]
 restrict_oom_score_adj = true
 {more}[plugins."io.containerd.{runtime}".cni]
 conf_dir = "/etc/cni/net.d"
 {bin_dirs}
 [plugins."io.containerd.{images}".registry]
-config_path = "/etc/containerd/certs.d"
+config_path = "{etc}/certs.d"
 "#
     ))
 }
