@@ -30,6 +30,8 @@ enum Protocol {
     Tcp,
     /// Plain HTTP/1.1 with one request per connection, so that requests can be told apart.
     Http,
+    /// Any bytes, once the client has asked for a connection with `CONNECT`.
+    Connect,
 }
 
 /// A request that came through an HTTP proxy.
@@ -132,6 +134,12 @@ impl Proxy {
     /// Starts a proxy that forwards plain HTTP, records requests, and can answer them itself.
     pub fn http(target: SocketAddr) -> Result<Self> {
         Self::start(target, Protocol::Http)
+    }
+
+    /// Starts a proxy for HTTPS_PROXY, which records where its clients want to be connected to, and leads them all to the
+    /// target. It answers other requests with 405.
+    pub fn connect(target: SocketAddr) -> Result<Self> {
+        Self::start(target, Protocol::Connect)
     }
 
     fn start(target: SocketAddr, protocol: Protocol) -> Result<Self> {
@@ -278,7 +286,7 @@ impl Proxy {
         lock(&self.shared.faults).clear();
     }
 
-    /// All requests so far, in the order of arrival. HTTP only.
+    /// All requests so far, in the order of arrival. HTTP and CONNECT only.
     pub fn records(&self) -> Vec<Record> {
         lock(&self.shared.records).clone()
     }
@@ -338,6 +346,7 @@ async fn forward(client: TcpStream, shared: &Shared) -> Result<()> {
             relay::both_ways(client, server, shared).await
         }
         Protocol::Http => http::forward(client, shared).await,
+        Protocol::Connect => http::connect(client, shared).await,
     }
 }
 

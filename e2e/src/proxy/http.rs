@@ -90,6 +90,22 @@ pub(super) async fn forward(mut client: TcpStream, shared: &Shared) -> Result<()
     }
 }
 
+/// Connects a client that asks for that.
+pub(super) async fn connect(mut client: TcpStream, shared: &Shared) -> Result<()> {
+    let Some((head, _)) = read_head(&mut client).await? else { return Ok(()) };
+    let mut record = parse(&head)?;
+    let may = record.method == "CONNECT";
+    record.status = if may { 200 } else { 405 };
+    lock(&shared.records).push(record);
+    if !may {
+        return Answer::of(405).send(&mut client, shared).await;
+    }
+    // The client sends nothing before it has the answer.
+    let server = TcpStream::connect(shared.target).await?;
+    client.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n").await?;
+    relay::both_ways(client, server, shared).await
+}
+
 /// Reads a head with its blank line, and returns what came after it as well. None if the connection was closed before
 /// the first byte.
 async fn read_head(stream: &mut (impl AsyncReadExt + Unpin)) -> Result<Option<(String, Vec<u8>)>> {
