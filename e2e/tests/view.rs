@@ -1,18 +1,26 @@
 //! What the shipped DaemonSet sees of what containerd downloads with: mirrors, certificates and the CAs of the node.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 
 use prepull_api::crd::status::ImageStatus;
 use prepull_api::task::PulledBy;
-use prepull_e2e::kubernetes::Installation;
+use prepull_e2e::kubernetes::{Fate, Installation, pods};
+use prepull_e2e::parts::workspace;
 use prepull_e2e::prelude::*;
+use serde_json::json;
 
 /// containerd's configuration, and below it that of registries.
 const CONFIG: &str = "/etc/containerd/config.toml";
 const HOSTS: &str = "/etc/containerd/certs.d";
 /// A directory that no pod sees.
 const HIDDEN: &str = "/srv/certs.d";
+/// Where k3s writes the configuration of its containerd.
+const K3S: &str = "/var/lib/rancher/k3s/agent/etc/containerd";
+/// The node's credential providers, and what says how the pod gets them.
+const PROVIDERS: &str = "/etc/credential-providers";
+const PROVIDERS_DOC: &str = "docs/credential-providers.md";
 
 /// Leads a registry that has no address to a mirror. Returns the directory of its configuration.
 fn leads(edge: &Worker, name: &str, mirror: SocketAddr, scheme: &str, more: &str) -> Result<PathBuf> {
@@ -21,6 +29,56 @@ fn leads(edge: &Worker, name: &str, mirror: SocketAddr, scheme: &str, more: &str
     let text = format!("[host.\"{scheme}://{mirror}\"]\ncapabilities = [\"pull\", \"resolve\"]\n{more}");
     std::fs::write(dir.join("hosts.toml"), text)?;
     Ok(dir)
+}
+
+/// Leads a registry to a mirror, as k3s does for those of its `registries.yaml`.
+fn leads_as_k3s(edge: &Worker, name: &str, mirror: SocketAddr) -> Result<()> {
+    let dir = edge.path(K3S).join("certs.d").join(name);
+    std::fs::create_dir_all(&dir)?;
+    let text = format!(
+        "server = \"https://{name}\"\n\n[host.\"http://{mirror}/v2\"]\n  capabilities = [\"pull\", \"resolve\"]\n"
+    );
+    Ok(std::fs::write(dir.join("hosts.toml"), text)?)
+}
+
+/// Gives the node a credential provider for one registry. The pod has no shell: the plugin brings one without libraries.
+fn provides(edge: &Worker, registry: &Registry, user: &str) -> Result<()> {
+    let (host, user, password) = registry.login(user)?;
+    let (dir, bin) = (edge.path(PROVIDERS), edge.path(PROVIDERS).join("bin"));
+    std::fs::create_dir(&bin)?;
+    std::fs::copy("/bin/busybox", bin.join("busybox"))?;
+    let answer = json!({
+        "apiVersion": "credentialprovider.kubelet.k8s.io/v1", "kind": "CredentialProviderResponse",
+        "cacheKeyType": "Registry", "cacheDuration": "1h",
+        "auth": {host: {"username": user, "password": password}},
+    });
+    let plugin = bin.join("of-node");
+    std::fs::write(&plugin, format!("#!{PROVIDERS}/bin/busybox sh\necho '{answer}'\n"))?;
+    std::fs::set_permissions(&plugin, PermissionsExt::from_mode(0o755))?;
+    let config = json!({
+        "apiVersion": "kubelet.config.k8s.io/v1", "kind": "CredentialProviderConfig",
+        "providers": [{
+            "name": "of-node", "apiVersion": "credentialprovider.kubelet.k8s.io/v1",
+            "matchImages": [host], "defaultCacheDuration": "0s",
+        }],
+    });
+    Ok(std::fs::write(dir.join("config.yaml"), config.to_string())?)
+}
+
+/// The patch by which the documentation mounts credential providers.
+fn documented_patch() -> Result<String> {
+    let doc = std::fs::read_to_string(workspace().join(PROVIDERS_DOC))?;
+    let block = doc.split("```yaml\n").find(|block| block.starts_with("patches:"));
+    let block = block.with_context(|| format!("{PROVIDERS_DOC} has no patch"))?;
+    Ok(block.split("```").next().unwrap_or_default().to_owned())
+}
+
+/// Has containerd discard layers that are unpacked, from its next start on.
+fn discards_layers(config: &Path, version: &str) -> Result<()> {
+    let images = if is_at_least(version, (2, 0)) { "cri.v1.images\"" } else { "grpc.v1.cri\".containerd" };
+    let text = std::fs::read_to_string(config)?;
+    let more = format!("[plugins.\"io.containerd.{images}]\ndiscard_unpacked_layers = true\n");
+    Ok(std::fs::write(config, text + &more)?)
 }
 
 /// Whether a version such as `1.6.20~ds1` or `v2.2.9` is this release or a later one.
@@ -33,6 +91,24 @@ fn is_at_least(version: &str, release: (u32, u32)) -> bool {
 async fn status_of(cluster: &Cluster, name: &str, image: &str) -> Result<ImageStatus> {
     let status = cluster.job(name).images([image]).on(["edge-1"]).completes().await?;
     status.image("edge-1", image).cloned().context("no status")
+}
+
+/// Pulls an image of a registry under a name that leads there. The agent has to download it from there.
+async fn agent_downloads(
+    cluster: &Cluster,
+    edge: &Worker,
+    (name, registry, reference): (&str, &Registry, &str),
+) -> Result<Image> {
+    let image = Image::small(name)?;
+    let path = reference.split_once('/').context("a reference has a host")?.1;
+    registry.seed(&image, path)?;
+    let status = status_of(cluster, name, reference).await?;
+    let by = (status.pulled_by, status.pulled_by_reason.as_str());
+    assert_eq!(by, (Some(PulledBy::Agent), ""), "{name}");
+    let repository = path.split(':').next().unwrap_or(path);
+    assert!(!registry.requests().of(repository).blob_fetches().is_empty(), "{name}: from elsewhere");
+    assert!(edge.containerd().has_image(reference).await?, "{name}");
+    Ok(image)
 }
 
 #[tokio::test]
@@ -65,18 +141,8 @@ async fn a_pod_downloads_as_containerd_does() -> Result<()> {
     let _installation = Installation::on(&kubernetes).await?;
 
     for (name, mirror) in [("plain", &plain), ("private", &private), ("trusted", &trusted)] {
-        let image = Image::small(name)?;
-        mirror.seed(&image, "team/app:v1")?;
         let reference = format!("{name}.example/team/app:v1");
-        let status = status_of(cluster, name, &reference).await?;
-        assert_eq!(
-            (status.pulled_by, status.pulled_by_reason.as_str()),
-            (Some(PulledBy::Agent), ""),
-            "{name}"
-        );
-        let fetches = mirror.requests().of("team/app").blob_fetches();
-        assert!(!fetches.is_empty(), "{name}: past the mirror");
-        assert!(edge.containerd().has_image(&reference).await?, "{name}");
+        agent_downloads(cluster, &edge, (name, mirror, &reference)).await?;
     }
 
     // containerd is led elsewhere: the agent can't follow, and says so.
@@ -92,7 +158,7 @@ async fn a_pod_downloads_as_containerd_does() -> Result<()> {
     assert!(reason.contains(HIDDEN) && reason.contains("mount it"), "{reason}");
     // With a limit it fails, with the same reason.
     let image = plain.seed(&Image::small("limited")?, "team/limited:v1")?;
-    let download = serde_json::from_value(serde_json::json!({"maxRate": "1M"}))?;
+    let download = serde_json::from_value(json!({"maxRate": "1M"}))?;
     let job = cluster.job("limited").images([&image]).on(["edge-1"]);
     let status = job.spec(|spec| spec.download = Some(download)).fails().await?;
     let reason = status.image("edge-1", &image).context("no status")?.reason.clone();
@@ -118,5 +184,70 @@ async fn a_pod_downloads_as_containerd_does() -> Result<()> {
         job.fails().await?;
         assert!(plain.requests().of("team/default").0.is_empty());
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_pod_downloads_as_k3s_does() -> Result<()> {
+    let kubernetes = Kubernetes::start().await?;
+    let cluster = kubernetes.cluster();
+    let edge = kubernetes.worker_of_k3s("edge-1");
+    let (_server, mut edge) = tokio::try_join!(kubernetes.worker("server-1"), edge)?;
+    cluster.label_node("edge-1", "node-role.kubernetes.io/edge", Some("")).await?;
+
+    let of_node = Authority::new("node")?;
+    let (mirror, near) = (Registry::start().await?, Registry::start().await?);
+    let far = Registry::start().named("far.example").tls(&of_node).await?;
+    let closed = Registry::start().user("node", &password("node")).await?;
+    let proxy = Proxy::connect(far.addr())?;
+    for addr in [mirror.addr(), closed.addr(), proxy.addr()] {
+        edge.reaches_at(addr)?;
+    }
+    let nearby = edge.reaches_nearby(&near)?;
+    leads_as_k3s(&edge, "mirrored.example", mirror.addr())?;
+    leads_as_k3s(&edge, "near.example", nearby)?;
+    std::fs::write(edge.path("/etc/ssl/certs/ca-certificates.crt"), of_node.pem())?;
+    provides(&edge, &closed, "node")?;
+    let installation = Installation::copy(&kubernetes).await?;
+    installation.set_images()?;
+    installation.set_address()?;
+    let edges = "edgecore-prepull/kustomization.yaml";
+    installation.set(edges, "# components:\n#   - runtimes/k3s\n", "components:\n  - runtimes/k3s\n")?;
+    installation.set(edges, "#   - monitoring\n", &documented_patch()?)?;
+    let (proxied, direct, server) = (proxy.addr(), nearby.ip(), "PREPULL_SERVER=");
+    let proxies = ["HTTPS_PROXY", "HTTP_PROXY"].map(|name| format!("{name}=http://{proxied}\n      - "));
+    let proxies = format!("{}NO_PROXY={direct}\n      - {server}", proxies.concat());
+    installation.set(edges, server, &proxies)?;
+    installation.cloud().await?;
+    installation.edges().await?;
+
+    let of_closed = closed.image("team/closed:v1");
+    for case in [
+        ("mirrored", &mirror, "mirrored.example/team/mirrored:v1"),
+        ("closed", &closed, of_closed.as_str()),
+        ("far", &far, "far.example/team/far:v1"),
+        ("near", &near, "near.example/team/near:v1"),
+    ] {
+        agent_downloads(cluster, &edge, case).await?;
+    }
+    assert_eq!(Vec::from_iter(closed.requests().of("team/closed").users()), ["node"]);
+    // What isn't the node's own goes through the proxy, and nothing else does.
+    let asked: Vec<_> = proxy.records().into_iter().map(|record| (record.method, record.path)).collect();
+    let far_only = asked.iter().all(|(method, to)| method == "CONNECT" && to == "far.example:443");
+    assert!(far_only && !asked.is_empty(), "{asked:?}");
+
+    // Layers are discarded from now on: the agent keeps none, and the image runs.
+    let config = edge.path(K3S).join("config.toml");
+    discards_layers(&config, &edge.containerd().version().await?)?;
+    edge.containerd_mut().restart().await?;
+    let reference = "mirrored.example/team/discarded:v1";
+    let image = agent_downloads(cluster, &edge, ("discarded", &mirror, reference)).await?;
+    let layer = image.blobs().last().context("no layer")?;
+    eventually("the layer is discarded", SOON, async || {
+        ensure!(!edge.containerd().content_labels().await?.contains_key(layer), "it is kept");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(kubernetes.fate(&pods::pod("discarded", "edge-1", reference, None)).await?, Fate::Runs);
     Ok(())
 }
