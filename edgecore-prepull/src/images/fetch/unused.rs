@@ -7,9 +7,10 @@ use std::time::{Duration, SystemTime};
 use super::removal::{Freed, Removable};
 use crate::images::containerd::{Holdings, Record};
 
-/// Age below which an image isn't removed: it may have been pulled for a container that isn't there yet. The kubelet's
-/// `imageMinimumGCAge` is the same by default.
-const MIN_AGE: Duration = Duration::from_secs(120);
+/// Age below which an image isn't removed: it may have been pulled for a container that isn't there yet. The kubelet removes
+/// none that it hasn't known for two minutes (`imageMinimumGCAge`), and it looks for new ones every five. Where it finds too
+/// few that are old enough, it evicts pods.
+const MIN_AGE: Duration = Duration::from_secs(420);
 
 /// What the CRI says of images and of their use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -211,7 +212,7 @@ mod tests {
     fn new_images_stay() {
         let (listing, holdings) = node(&["a"]);
         // At 50, the clock has been set back since: its age is unknown.
-        for (now, expected) in [(100, 0), (219, 0), (220, 1), (50, 1)] {
+        for (now, expected) in [(100, 0), (220, 0), (519, 0), (520, 1), (50, 1)] {
             assert_eq!(unused(&listing, &holdings, now).len(), expected, "at {now}");
         }
     }
