@@ -1,7 +1,12 @@
-//! Disks that are full of images that nothing needs: they count as free, and `--make-room` removes them.
+//! Disks that are full of images that nothing needs: they count as free, and `--make-room` removes them, or the kubelet does.
+
+use std::time::Duration;
 
 use prepull_api::failure::FailureCode;
+use prepull_e2e::kubernetes::{EDGE_NAMESPACE, Installation, pods};
+use prepull_e2e::parts;
 use prepull_e2e::prelude::*;
+use serde_json::{Value, json};
 
 /// A box of 16 GB, scaled down.
 const DISK: u64 = 160 * MIB;
@@ -98,4 +103,101 @@ async fn a_refusal_says_what_could_go() -> Result<()> {
     // What was asked for is how large layers are when they are unpacked.
     ensure!(fetched() - before < MIB / 16, "{} bytes were fetched", fetched() - before);
     Ok(())
+}
+
+/// The disk of a worker, which has the agent's own image as well.
+const DISK_OF_WORKER: u64 = 512 * MIB;
+/// The layer of a version there. It's on the disk as it came, and unpacked.
+const LAYER: u64 = 12 * MIB;
+
+/// Literals for the agent's settings that make its clock an hour fast. The library for that is on the disk that its pod has
+/// mounted.
+fn fast_clock(edge: &Worker) -> Result<String> {
+    let dir = "/var/lib/containerd/clock";
+    std::fs::create_dir_all(edge.path(dir))?;
+    let library = parts::libfaketime()?;
+    let of_system = library.ancestors().nth(2).context("no directory")?;
+    // The image of the agent may lack the second one, which the first one needs.
+    for file in [of_system.join("libm.so.6"), library.clone()] {
+        let name = file.file_name().context("no name")?;
+        std::fs::copy(&file, edge.path(dir).join(name)).with_context(|| file.display().to_string())?;
+    }
+    let preload = format!("LD_PRELOAD={dir}/libm.so.6:{dir}/libfaketimeMT.so.1");
+    let settings = [preload.as_str(), "FAKETIME=+3600s", "FAKETIME_DONT_FAKE_MONOTONIC=1", "NO_FAKE_STAT=1"];
+    Ok(settings.map(|setting| format!("\n      - {setting}")).concat())
+}
+
+#[tokio::test]
+async fn the_kubelet_makes_room_and_evicts_nothing() -> Result<()> {
+    let kubernetes = Kubernetes::start().await?;
+    let (cluster, registry) = (kubernetes.cluster(), kubernetes.registry());
+    let edge = kubernetes.worker_with_disk("edge-1", DISK_OF_WORKER);
+    let (_server, mut edge) = tokio::try_join!(kubernetes.worker("server-1"), edge)?;
+    cluster.label_node("edge-1", "node-role.kubernetes.io/edge", Some("")).await?;
+    let installation = Installation::copy(&kubernetes).await?;
+    installation.set_images()?;
+    installation.set_address()?;
+    let settings = "edgecore-prepull/kustomization.yaml";
+    installation.set(settings, "DISK_MIN_FREE=64MiB", "DISK_MIN_FREE=10%")?;
+    let threshold = format!("GC_HIGH_THRESHOLD=85%{}", fast_clock(&edge)?);
+    installation.set(settings, "GC_HIGH_THRESHOLD=100%", &threshold)?;
+    installation.cloud().await?;
+    installation.edges().await?;
+
+    let version = |name: &str| {
+        let image = Image::of_layers(&format!("left-to-kubelet-{name}"), &[LAYER])?;
+        registry.seed(&image, &format!("shop/app:{name}"))
+    };
+    let mut before = version("v0")?;
+    edge.containerd().pull(&before, None).await?;
+    let running = registry.seed(&Image::small("running")?, "shop/running:v1")?;
+    cluster.apply(&pods::pod("running", "edge-1", &running, None).to_string()).await?;
+    cluster.kubectl(&["wait", "--for=condition=Ready", "pod/running", "--timeout=60s"]).await?;
+    // Its defaults, but for the age of an image.
+    let kubelet = json!({
+        "evictionHard": {"memory.available": "1Mi", "nodefs.available": "0%", "imagefs.available": "15%"},
+        "imageGCHighThresholdPercent": 85, "imageMinimumGCAge": "1s",
+    });
+    edge.restart_kubelet(&kubelet).await?;
+    let (_, size) = edge.space()?;
+    let least = size * 15 / 100;
+    edge.fill_disk(least + LAYER)?;
+
+    for name in ["v1", "v2", "v3"] {
+        let new = version(name)?;
+        cluster.job(name).images([&new]).on(["edge-1"]).completes().await?;
+        eventually("the kubelet removes the version before", Duration::from_secs(60), async || {
+            let (there, free) = (edge.containerd().has_image(&before).await?, edge.free_space()?);
+            ensure!(!there && free >= least, "{before} is there: {there}; {free} of {size} bytes are free");
+            Ok(())
+        })
+        .await?;
+        ensure!(
+            edge.containerd().has_image(&new).await?,
+            "{new} was removed, which the kubelet has just seen"
+        );
+        before = new;
+    }
+    let log = ["--namespace", EDGE_NAMESPACE, "logs", "daemonset/edgecore-prepull"];
+    let log = cluster.kubectl(&log).await?;
+    let left = log.matches("from where on the kubelet removes images that nothing needs").count();
+    assert_eq!(left, 3, "{log}");
+
+    let pods = cluster.kubectl(&["get", "pods", "--all-namespaces", "--output=json"]).await?;
+    let pods: Value = serde_json::from_str(&pods)?;
+    for pod in pods["items"].as_array().context("no pods")? {
+        let (name, status) = (&pod["metadata"]["name"], &pod["status"]);
+        assert_eq!(status["phase"], "Running", "{name}: {status}");
+        assert_eq!(status["containerStatuses"][0]["restartCount"], 0, "{name}: {status}");
+    }
+    // What is there goes on. What is new has to wait.
+    cluster.apply(&pods::pod("late", "edge-1", &running, None).to_string()).await?;
+    eventually("the kubelet refuses a new pod", SOON, async || {
+        let status = ["get", "pod", "late", "--output=jsonpath={.status}"];
+        let status: Value = serde_json::from_str(&cluster.kubectl(&status).await?)?;
+        let message = status["message"].as_str().unwrap_or_default();
+        ensure!(status["phase"] == "Failed" && message.contains("DiskPressure"), "{status}");
+        Ok(())
+    })
+    .await
 }

@@ -1,5 +1,6 @@
 //! Workers: machines of a whole cluster, each with a containerd and a kubelet that runs pods.
 
+use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,6 +12,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
 use kube::Client;
 use kube::api::Api;
+use rustix::fs::FallocateFlags;
 use serde_json::{Value, json};
 
 use super::ground::{Ground, Plot};
@@ -131,8 +133,20 @@ impl Worker {
 
     /// Free bytes on the disk that images are on.
     pub fn free_space(&self) -> Result<u64> {
+        Ok(self.space()?.0)
+    }
+
+    /// Free bytes, and all bytes, of the disk that images are on.
+    pub fn space(&self) -> Result<(u64, u64)> {
         let stat = rustix::fs::statvfs(self.dir.join(IMAGES))?;
-        Ok(stat.f_bavail * stat.f_frsize)
+        Ok((stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize))
+    }
+
+    /// Fills that disk up with something else than images, once, until this many bytes are free.
+    pub fn fill_disk(&self, free: u64) -> Result<()> {
+        let taken = self.free_space()?.checked_sub(free).context("the disk is fuller than that")?;
+        let ballast = File::create_new(self.dir.join(IMAGES).join("ballast"))?;
+        Ok(rustix::fs::fallocate(ballast, FallocateFlags::empty(), 0, taken)?)
     }
 
     /// Lets the machine reach a registry, under the address that it has for the test.
@@ -272,7 +286,7 @@ async fn boot(
 async fn mount_disk(dir: &Path, size: u64) -> Result<()> {
     let (file, images) = (dir.join("disk"), dir.join(IMAGES));
     std::fs::create_dir_all(&images)?;
-    std::fs::File::create(&file)?.set_len(size)?;
+    File::create(&file)?.set_len(size)?;
     let mut make = Command::new("mkfs.ext4");
     make.arg("-q").arg(&file);
     parts::output(make).await?;
