@@ -80,7 +80,7 @@ async fn what_is_half_unpacked_when_agent_or_runtime_are_killed_is_gone_after_th
 }
 
 /// Names of what is half unpacked.
-async fn half_unpacked(containerd: &Containerd) -> Result<BTreeSet<String>> {
+pub(crate) async fn half_unpacked(containerd: &Containerd) -> Result<BTreeSet<String>> {
     Ok(containerd.snapshots().await?.into_keys().filter(|name| name.starts_with(HALF)).collect())
 }
 

@@ -8,6 +8,9 @@ use prepull_api::crd::kruise::{ImageTagStatus, PullPhase};
 use prepull_api::crd::status::ImagePrePullJobStatus;
 use prepull_e2e::prelude::*;
 use serde_json::json;
+use tokio::time::timeout;
+
+use crate::unpacking::half_unpacked;
 
 const SIZE: u64 = 24 * MIB;
 /// At this rate the pull takes longer than one window.
@@ -67,6 +70,78 @@ async fn a_pull_waits_for_its_window_stops_with_it_and_goes_on_with_the_next() -
     let fetched = site.link.bytes_of(layer);
     ensure!(fetched <= SIZE + SIZE / 4, "{fetched} bytes of {SIZE}: it began anew");
     ensure!(node.has_image(&reference).await?);
+    Ok(())
+}
+
+/// A window that is open now, and closes after this time.
+fn closing_after(span: Duration) -> Result<WindowSpec> {
+    let now = Timestamp::now();
+    let opened = now.as_second() - now.as_second() % 60;
+    let open = now.checked_add(span)?.as_second() - opened;
+    Ok(window(Timestamp::from_second(opened)?, format!("{open}s")))
+}
+
+/// Whether the node has begun, and says that its window is closed.
+fn window_is_closed(status: &ImagePrePullJobStatus) -> bool {
+    let node = status.node("edge-1");
+    node.is_some_and(|node| {
+        node.phase == NodePhase::InProgress && node.reason.starts_with("waits for its window")
+    })
+}
+
+#[tokio::test]
+async fn no_window_interrupts_the_last_unpacking() -> Result<()> {
+    let site = Site::start().await?;
+    let node = site.node("edge-1").await?.await?;
+    let (image, reference) = site.image("arrived", &[96 * MIB])?;
+    let job = site.job("arrived").images([&reference]).on(["edge-1"]).apply().await?;
+    let unpacks = async {
+        while half_unpacked(node.containerd()).await?.is_empty() {}
+        Ok::<_, anyhow::Error>(())
+    };
+    timeout(SOON, unpacks).await.context("nothing is unpacked")??;
+    // A box whose disk is slow, so that the window closes before the end. The next one opens tomorrow.
+    node.containerd().pause()?;
+    job.patch_spec(json!({"windows": [closing_after(Duration::from_secs(3))?]})).await?;
+    let status = job.until("the window has closed", window_is_closed).await?;
+    let of_image = status.image("edge-1", &reference).context("no image")?;
+    assert_ne!(of_image.status, Tristate::True, "{of_image:?}");
+    node.containerd().resume()?;
+
+    let status = job.completes().await?;
+    let of_image = status.image("edge-1", &reference).context("no image")?;
+    assert_eq!((of_image.status, of_image.attempts), (Tristate::True, 1), "{of_image:?}");
+    assert_eq!(node.containerd().check_unpacked(&image).await?, 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_is_there_waits_for_no_window() -> Result<()> {
+    let site = Site::start().await?;
+    let mut node = site.node("edge-1").await?.args(&["--parallel-pulls", "1"]).await?;
+    let (_, there) = site.image("is-there", &[MIB])?;
+    let (missing, of_missing) = site.image("is-missing", &[SIZE])?;
+    site.job("before").images([&there]).on(["edge-1"]).completes().await?;
+    site.link.throttle(Some(RATE));
+    // The one that is there is behind the other one, and is looked for after the window has closed.
+    let job = site.job("both").images([&of_missing, &there]).on(["edge-1"]).policy("IfNotPresent");
+    let job = job.apply().await?;
+    site.link_carries(MIB).await?;
+    node.accepts_a_task().await?;
+    node.kill9_agent()?;
+    job.patch_spec(json!({"windows": [window(Timestamp::now().checked_add(12.hours())?, "1h".to_owned())]}))
+        .await?;
+    node.restart_agent()?;
+    job.until("the window is closed", window_is_closed).await?;
+    let ended = format!("image ended image=\"{there}\" outcome=Present");
+    eventually("the image is found", SOON, async || {
+        ensure!(node.agent_log().contains(&ended), "the log has no {ended:?}");
+        Ok(())
+    })
+    .await?;
+    let layer = missing.blobs().last().context("no layer")?;
+    ensure!(site.link.bytes_of(layer) < SIZE, "the other one was whole before");
+    ensure!(!node.has_image(&of_missing).await?);
     Ok(())
 }
 
