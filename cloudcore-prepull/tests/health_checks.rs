@@ -1,5 +1,7 @@
 //! The health checks for Argo CD and Flux in `manifests/gitops`, evaluated over the statuses that the engine writes.
 
+#![allow(clippy::unwrap_used)]
+
 use std::path::Path;
 
 use jiff::Timestamp;

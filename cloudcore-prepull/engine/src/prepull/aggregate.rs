@@ -544,7 +544,9 @@ mod tests {
                         &mut image.unshared_reason,
                         &mut image.kubelet_record_reason,
                     ];
-                    reasons.into_iter().for_each(|reason| *reason = "\u{1f4a5}".repeat(256));
+                    for reason in reasons {
+                        *reason = "\u{1f4a5}".repeat(256);
+                    }
                     image.digest = Some(format!("sha512:{}", "f".repeat(128)));
                 }
                 node
