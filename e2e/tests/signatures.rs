@@ -154,19 +154,22 @@ async fn a_referrer_in_trouble_hides_no_other() -> Result<()> {
     registry.route_through(&link)?;
     let hosts = HostsFiles { dirs: vec![Place::here()?.registry_hosts()], ignores_server_alone: false };
     let client = || RegistryClient::new(Settings { hosts: hosts.clone(), ..Settings::default() });
-    let (signer, other) = (Signer::ecdsa().await?, Signer::ecdsa().await?);
+    let [signer, other, stranger] = [Signer::ecdsa().await?, Signer::ecdsa().await?, Signer::ecdsa().await?];
     let image = Image::small("troubled")?;
     let reference = registry.seed(&image, "team/troubled:v1")?;
     for signer in [&other, &signer] {
         signer.sign(&registry, "team/troubled", image.digest(), Form::Bundle).await?;
     }
-    let verify = async || check_by(client(), &reference, VerificationMode::Enforce, &[&signer]).await;
-    assert_eq!(verify().await??, Verdict::Signed);
+    // The search ends with the first that is valid, and the registry lists them in the order of their digests.
+    let unknown = check_by(client(), &reference, VerificationMode::Enforce, &[&stranger]).await?;
+    ensure!(unknown.is_err(), "{unknown:?}");
     let manifests = |record: &Record| record.path.contains("/manifests/sha256:").then(|| record.path.clone());
     let read: BTreeSet<String> =
         link.records().iter().filter_map(manifests).filter(|path| !path.ends_with(image.digest())).collect();
     ensure!(read.len() == 2, "two signatures are looked at: {read:?}");
 
+    let verify = async || check_by(client(), &reference, VerificationMode::Enforce, &[&signer]).await;
+    assert_eq!(verify().await??, Verdict::Signed);
     let mut outcomes = Vec::new();
     for path in &read {
         link.fail_next_on(path, 1000, 503);
