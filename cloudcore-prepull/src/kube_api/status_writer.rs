@@ -107,10 +107,8 @@ impl Writer {
         is_wanted: impl Fn(&ImagePrePullReport) -> bool,
     ) -> Vec<ImagePrePullReport> {
         let api = Api::<Guarded<ImagePrePullReport>>::all(self.client.clone());
-        let read = || list_pages(&api, params.clone(), |_| true);
-        let listed = read_with_retry("reports", explain::<ImagePrePullReport>, read).await;
-        let readable = |report: Guarded<ImagePrePullReport>| match readable(report) {
-            Ok(report) => Some(*report),
+        let take = |report| match readable(report) {
+            Ok(report) => Some(*report).filter(&is_wanted),
             Err(Unreadable { id, error, .. }) => {
                 warn!(
                     report = id.name,
@@ -120,7 +118,8 @@ impl Writer {
                 None
             }
         };
-        listed.into_iter().filter_map(readable).filter(is_wanted).collect()
+        let read = || list_pages(&api, params.clone(), take);
+        read_with_retry("reports", explain::<ImagePrePullReport>, read).await
     }
 
     fn note_version(&self, job: &JobUid, report: &ImagePrePullReport) {
@@ -138,9 +137,8 @@ impl Writer {
 
     async fn list_jobs_that_need_reports(&self, now: Timestamp) -> Result<Vec<String>, Error> {
         let api = Api::<StoredJob>::all(self.client.clone());
-        let needs_them = |stored: &StoredJob| needs_reports(&stored.job, now);
-        let jobs = list_pages(&api, ListParams::default(), needs_them).await?;
-        Ok(jobs.iter().filter_map(ResourceExt::uid).collect())
+        let take = |stored: StoredJob| stored.uid().filter(|_| needs_reports(&stored.job, now));
+        list_pages(&api, ListParams::default(), take).await
     }
 
     /// Writes an object. If it has another version than the known one, because somebody edited the spec or the answer
@@ -295,12 +293,12 @@ impl Writer {
     }
 }
 
-/// The objects that are wanted, read page by page.
-async fn list_pages<K>(
+/// What `take` makes of the objects, read page by page.
+async fn list_pages<K, T>(
     api: &Api<K>,
     params: ListParams,
-    is_wanted: impl Fn(&K) -> bool,
-) -> Result<Vec<K>, Error>
+    take: impl Fn(K) -> Option<T>,
+) -> Result<Vec<T>, Error>
 where
     K: Clone + serde::de::DeserializeOwned + std::fmt::Debug,
 {
@@ -316,7 +314,7 @@ where
             }
             list => list?,
         };
-        wanted.extend(list.items.into_iter().filter(&is_wanted));
+        wanted.extend(list.items.into_iter().filter_map(&take));
         match list.metadata.continue_.filter(|next| !next.is_empty()) {
             Some(next) => params = params.continue_token(&next),
             None => return Ok(wanted),
