@@ -1,5 +1,7 @@
 //! The status and the reports of a job, made from its state. Pure.
 
+mod conditions;
+
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use prepull_api::crd::report::{MAX_NODES_IN_REPORT, ReportBody};
@@ -8,8 +10,9 @@ use prepull_api::crd::status::{
     RolloutStatus, SkippedNode, Summary,
 };
 
+pub(crate) use self::conditions::{FAILED, FINISHED, SUSPENDED};
+pub use self::conditions::{OtherSpec, Situation, conditions};
 use crate::prepull::rollout::FIRST_ATTEMPT;
-use crate::shared::reasons;
 
 /// Bytes of `nodeStatus` as JSON, at most: with what else is in the object it stays below the 256 KiB that an
 /// object of a large job may have, and far below etcd's 1.5 MiB. Where the images of all nodes do not fit, the
@@ -59,19 +62,6 @@ pub struct Parts<'a> {
     pub situation: Situation<'a>,
     /// The nodes that were left out.
     pub skipped: &'a [SkippedNode],
-}
-
-/// One condition, as it is now.
-#[derive(Clone, Debug)]
-struct Fact {
-    /// Valid, Progressing, Suspended, Complete, Failed or Finished.
-    type_: &'static str,
-    /// True or False; `None` where it's unknown.
-    status: Option<bool>,
-    /// One CamelCase word.
-    reason: &'static str,
-    /// One sentence.
-    message: String,
 }
 
 /// Makes the status.
@@ -163,11 +153,8 @@ pub fn report<'a>(
         };
         *of_phase += 1;
     }
-    let mut node_status = within(&nodes, REPORT_BUDGET, shortened);
-    if node_status.iter().map(size).sum::<usize>() > REPORT_BUDGET {
-        // Edges make up their reasons, and can make them as long as these may be for every image.
-        node_status = within(&nodes, REPORT_BUDGET, without_reasons);
-    }
+    // Edges make up their reasons. Where each image has long ones, the shortened ones don't fit either.
+    let node_status = within(&nodes, REPORT_BUDGET, &[shortened, without_reasons]);
     let Rounds { retry, recheck, rechecking } = rounds;
     let (job_name, retry) = (job_name.to_owned(), Some(retry));
     let first_attempt = stored_first_attempt(first_attempt);
@@ -186,126 +173,6 @@ fn count(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 
-/// Condition type: whether the spec was taken over.
-const VALID: &str = "Valid";
-/// Condition type: whether `spec.suspend` keeps further nodes from starting.
-pub(crate) const SUSPENDED: &str = "Suspended";
-/// Condition type: whether nodes pull, or are still to begin.
-const PROGRESSING: &str = "Progressing";
-/// Condition type: whether the job has ended well.
-const COMPLETE: &str = "Complete";
-/// Condition type: whether the job has ended badly.
-pub(crate) const FAILED: &str = "Failed";
-
-/// Condition type: whether the job has ended, either way.
-pub(crate) const FINISHED: &str = "Finished";
-
-/// What becomes of a spec that asks for something else than what is carried out, or was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OtherSpec {
-    /// A new run begins with it.
-    Next,
-    /// A person has to change it.
-    Refused,
-}
-
-/// What the conditions of a job follow from.
-#[derive(Debug)]
-pub struct Situation<'a> {
-    /// The phase of the job.
-    pub phase: JobPhase,
-    /// Whether nodes were chosen, at any time.
-    pub started: bool,
-    /// `spec.suspend`.
-    pub suspended: bool,
-    /// The reason of the condition Failed, where it isn't the usual one.
-    pub ended_as: Option<&'static str>,
-    /// Why the spec, or its last change, was not accepted.
-    pub refusal: Option<&'a str>,
-    /// What becomes of the spec, where it asks for something else than what is carried out, or was: the end of that says
-    /// nothing of it.
-    pub other: Option<OtherSpec>,
-    /// What is dangerous about the spec, although it is carried out.
-    pub warning: Option<&'a str>,
-    /// `status.reason`, without the refusal.
-    pub reason: &'a str,
-}
-
-/// The conditions of a job, each about the spec of this generation. `before`: as they were written last.
-pub fn conditions(
-    situation: &Situation<'_>,
-    before: &[Condition],
-    generation: Option<i64>,
-    now: Timestamp,
-) -> Vec<Condition> {
-    merge_conditions(before, facts(situation), generation, now)
-}
-
-fn facts(situation: &Situation<'_>) -> Vec<Fact> {
-    let &Situation { phase, started, suspended, ended_as, refusal, other, warning, reason } = situation;
-    let fact = |type_, status, reason, message: &str| Fact {
-        type_,
-        status: Some(status),
-        reason,
-        message: message.to_owned(),
-    };
-    let valid = match refusal {
-        None => fact(VALID, true, reasons::ACCEPTED, warning.unwrap_or_default()),
-        Some(refusal) => fact(VALID, false, reasons::REFUSED, refusal),
-    };
-    let suspended = suspended && matches!(phase, JobPhase::Init | JobPhase::InProgress);
-    let suspension = if suspended {
-        fact(SUSPENDED, true, reasons::SUSPENDED, "spec.suspend is true: no further node starts")
-    } else {
-        fact(SUSPENDED, false, reasons::NOT_SUSPENDED, "")
-    };
-    let rest = match phase {
-        JobPhase::Init | JobPhase::InProgress if suspended => [
-            fact(PROGRESSING, false, reasons::SUSPENDED, reason),
-            fact(COMPLETE, false, reasons::SUSPENDED, ""),
-            fact(FAILED, false, reasons::SUSPENDED, ""),
-        ],
-        JobPhase::Init | JobPhase::InProgress => [
-            fact(PROGRESSING, true, reasons::NODES_PULLING, reason),
-            fact(COMPLETE, false, reasons::NODES_PULLING, ""),
-            fact(FAILED, false, reasons::NODES_PULLING, ""),
-        ],
-        JobPhase::Completed => [
-            fact(PROGRESSING, false, reasons::COMPLETED, ""),
-            fact(COMPLETE, true, reasons::COMPLETED, reason),
-            fact(FAILED, false, reasons::COMPLETED, ""),
-        ],
-        JobPhase::Failure => [
-            fact(PROGRESSING, false, reasons::FAILED, ""),
-            fact(COMPLETE, false, reasons::FAILED, ""),
-            fact(
-                FAILED,
-                true,
-                if started { ended_as.unwrap_or(reasons::TOLERANCE_EXCEEDED) } else { reasons::NOT_STARTED },
-                reason,
-            ),
-        ],
-    };
-    let [progressing, complete, failed] = &rest;
-    if let Some(other) = other {
-        let why = "what the spec asks for now has not been carried out: see the condition Valid";
-        let unknown = |type_| Fact { status: None, ..fact(type_, false, reasons::SPEC_CHANGED, why) };
-        let ends = [COMPLETE, FAILED, FINISHED].map(unknown);
-        let progressing = if other == OtherSpec::Next && !suspended {
-            fact(PROGRESSING, true, reasons::SPEC_CHANGED, reason)
-        } else {
-            progressing.clone()
-        };
-        return [valid, suspension, progressing].into_iter().chain(ends).collect();
-    }
-    let end = [complete, failed].into_iter().find(|fact| fact.status == Some(true));
-    let finished = match end {
-        Some(end) => fact(FINISHED, true, end.reason, &end.message),
-        None => fact(FINISHED, false, complete.reason, ""),
-    };
-    [valid, suspension].into_iter().chain(rest).chain([finished]).collect()
-}
-
 /// The nodes of a status: those that need attention first, or all in the job's order if they fit.
 fn view<'a>(nodes: impl Iterator<Item = &'a NodeStatus>) -> Vec<NodeStatus> {
     let mut ranked: Vec<(usize, &NodeStatus)> = nodes.enumerate().collect();
@@ -314,22 +181,25 @@ fn view<'a>(nodes: impl Iterator<Item = &'a NodeStatus>) -> Vec<NodeStatus> {
         ranked.truncate(MAX_NODES_IN_STATUS);
     }
     let nodes: Vec<&NodeStatus> = ranked.into_iter().map(|(_, node)| node).collect();
-    within(&nodes, NODE_STATUS_BUDGET, bare)
+    within(&nodes, NODE_STATUS_BUDGET, &[bare])
 }
 
-/// The nodes, in their order; whole as long as `budget` bytes of JSON last, those that need eyes first, then as
-/// `short` makes them.
-fn within(
-    nodes: &[&NodeStatus],
-    budget: usize,
-    short: impl Fn(&NodeStatus) -> NodeStatus,
-) -> Vec<NodeStatus> {
+/// The nodes, in their order; whole as long as `budget` bytes of JSON last, those that need eyes first, then as the first of
+/// `shorts` makes them by which all of them fit.
+fn within(nodes: &[&NodeStatus], budget: usize, shorts: &[fn(&NodeStatus) -> NodeStatus]) -> Vec<NodeStatus> {
     let sizes: Vec<usize> = nodes.iter().map(|node| size(node)).collect();
     if sizes.iter().sum::<usize>() <= budget {
         return nodes.iter().map(|node| (*node).clone()).collect();
     }
-    let mut shown: Vec<NodeStatus> = nodes.iter().map(|node| short(node)).collect();
-    let mut left = budget.saturating_sub(shown.iter().map(size).sum());
+    let (mut shown, mut left) = (Vec::new(), 0);
+    for short in shorts {
+        shown = nodes.iter().map(|node| short(node)).collect();
+        let taken = shown.iter().map(size).sum();
+        left = budget.saturating_sub(taken);
+        if taken <= budget {
+            break;
+        }
+    }
     let mut by_rank: Vec<usize> = (0..nodes.len()).collect();
     by_rank.sort_by_key(|&at| (rank(nodes[at].phase), at));
     for at in by_rank {
@@ -415,31 +285,6 @@ fn without_reasons(node: &NodeStatus) -> NodeStatus {
 
 fn short(reason: &str) -> String {
     reason.chars().take(SHORT_REASON).collect()
-}
-
-fn merge_conditions(
-    before: &[Condition],
-    facts: Vec<Fact>,
-    generation: Option<i64>,
-    now: Timestamp,
-) -> Vec<Condition> {
-    let condition = |Fact { type_, status, reason, message }: Fact| {
-        let status = match status {
-            Some(true) => "True",
-            Some(false) => "False",
-            None => "Unknown",
-        };
-        let same = before.iter().find(|old| old.type_ == type_ && old.status == status);
-        Condition {
-            type_: type_.to_owned(),
-            status: status.to_owned(),
-            reason: reason.to_owned(),
-            message,
-            observed_generation: generation,
-            last_transition_time: same.map_or(Time(now), |old| old.last_transition_time.clone()),
-        }
-    };
-    facts.into_iter().map(condition).collect()
 }
 
 #[cfg(test)]
@@ -570,7 +415,7 @@ mod tests {
             time: Time(Timestamp::UNIX_EPOCH),
         });
         let cut = "é".repeat(SHORT_REASON);
-        let shortened = within(&[&whole], 0, shortened).remove(0);
+        let shortened = within(&[&whole], 0, &[shortened]).remove(0);
         let image = &shortened.image_status[0];
         let reasons = [
             &shortened.reason,
@@ -579,20 +424,7 @@ mod tests {
             &shortened.action_flow[0].reason,
         ];
         assert_eq!(reasons, [&cut; 4]);
-        let bare = within(&[&whole], 0, bare).remove(0);
+        let bare = within(&[&whole], 0, &[bare]).remove(0);
         assert_eq!((&bare.reason, bare.phase, bare.image_status.len()), (&cut, NodePhase::Failure, 0));
-    }
-
-    #[test]
-    fn a_condition_keeps_its_transition_time_until_it_changes() {
-        let early = Timestamp::from_second(1_000).unwrap();
-        let late = Timestamp::from_second(2_000).unwrap();
-        let fact =
-            |status| Fact { type_: "Complete", status: Some(status), reason: "X", message: String::new() };
-        let first = merge_conditions(&[], vec![fact(false)], Some(1), early);
-        let second = merge_conditions(&first, vec![fact(false)], Some(1), late);
-        assert_eq!(second[0].last_transition_time, Time(early));
-        let third = merge_conditions(&second, vec![fact(true)], Some(1), late);
-        assert_eq!((third[0].status.as_str(), third[0].last_transition_time.clone()), ("True", Time(late)));
     }
 }

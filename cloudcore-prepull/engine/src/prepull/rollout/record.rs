@@ -107,7 +107,7 @@ pub(super) fn apply_look(record: &mut NodeStatus, result: &TaskResult, now: Time
 const MAX_DIGEST: usize = 160;
 
 /// Whether this has the form of a digest, `algorithm:hex`.
-fn is_digest(text: &str) -> bool {
+fn is_plausible_digest(text: &str) -> bool {
     let is_of = |part: &str, more: &str| {
         !part.is_empty() && part.chars().all(|c| c.is_ascii_alphanumeric() || more.contains(c))
     };
@@ -180,7 +180,7 @@ pub(super) fn apply_result(
             ImageOutcome::Stopped => Tristate::Unknown,
         };
         image.code = (!outcome.is_on_node()).then(|| code.unwrap_or(FailureCode::Other));
-        image.digest = digest.clone().filter(|digest| is_digest(digest));
+        image.digest = digest.clone().filter(|digest| is_plausible_digest(digest));
         image.reason = truncate_reason(reason);
         image.bytes = amount.map(|amount| bytes(amount, *from_peers)).or(image.bytes);
         image.attempts = *attempts;
@@ -239,18 +239,18 @@ fn bytes(Bytes { done, total }: Bytes, from_peers: Option<u64>) -> ImageBytes {
 
 #[cfg(test)]
 mod tests {
-    use super::is_digest;
+    use super::is_plausible_digest;
 
     #[test]
     fn a_digest_has_the_form_of_one() {
         let sha512 = format!("sha512:{}", "0f".repeat(64));
         for good in ["sha256:other", "sha256+b64u:LCa0a2j_xo=", &sha512] {
-            assert!(is_digest(good), "{good}");
+            assert!(is_plausible_digest(good), "{good}");
         }
         for bad in
             ["", "sha256", "sha256:", ":00", "sha256:0 0", "sha256:\u{1b}[2J", &format!("{sha512}{sha512}")]
         {
-            assert!(!is_digest(bad), "{bad:?}");
+            assert!(!is_plausible_digest(bad), "{bad:?}");
         }
     }
 }
