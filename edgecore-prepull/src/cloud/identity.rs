@@ -9,7 +9,7 @@
 mod current;
 mod error;
 mod files;
-mod patient;
+pub(super) mod patient;
 mod peers;
 mod renew;
 mod trust;

@@ -12,7 +12,7 @@ use crate::cloud::clock::{is_machine_set, verify_at};
 
 /// Verifies as rustls does, except that with a clock that isn't set, a certificate of our CA may be newer than now.
 #[derive(Debug)]
-pub(super) struct Patient(pub(super) Arc<WebPkiServerVerifier>);
+pub(in crate::cloud) struct Patient(pub(in crate::cloud) Arc<WebPkiServerVerifier>);
 
 impl ServerCertVerifier for Patient {
     fn verify_server_cert(

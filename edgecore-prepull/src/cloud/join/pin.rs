@@ -12,8 +12,8 @@ use rustls::{
 };
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
-use crate::cloud::clock::{is_machine_set, verify_at};
 use crate::cloud::endpoint::PinMismatch;
+use crate::cloud::identity::patient::Patient;
 
 /// Trusts the one CA whose certificate has the SHA-256 `pin`. The server must send that certificate in its chain; the
 /// server's own certificate is then verified as usual: signature, time and name. After a rotation of the CA, its issuer
@@ -67,9 +67,13 @@ impl ServerCertVerifier for PinnedCa {
         let verifier = WebPkiServerVerifier::builder_with_provider(roots.into(), Arc::clone(&self.provider))
             .build()
             .map_err(|error| Error::General(error.to_string()))?;
-        let proof = verify_at(now, is_machine_set(), |now| {
-            verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
-        })?;
+        let proof = Patient(verifier).verify_server_cert(
+            end_entity,
+            intermediates,
+            server_name,
+            ocsp_response,
+            now,
+        )?;
         // Already set by an earlier handshake, it holds the same CA: the hash is the same.
         let _ = self.found.set(ca);
         Ok(proof)
