@@ -108,13 +108,18 @@ async fn killed_agents_leave_one_half_at_most() -> Result<()> {
         node.restart_agent()?;
     }
     job.completes().await?;
+    is_whole(node.containerd(), &image).await
+}
+
+/// Both layers of the image are unpacked as they should be, and nothing half unpacked is left.
+async fn is_whole(containerd: &Containerd, image: &Image) -> Result<()> {
     eventually("nothing half is left", SOON, async || {
-        let half = half_unpacked(node.containerd()).await?;
+        let half = half_unpacked(containerd).await?;
         ensure!(half.is_empty(), "{half:?}");
         Ok(())
     })
     .await?;
-    assert_eq!(node.containerd().check_unpacked(&image).await?, 2);
+    assert_eq!(containerd.check_unpacked(image).await?, 2);
     Ok(())
 }
 
@@ -136,14 +141,7 @@ async fn an_agent_and_a_person_pull_the_same() -> Result<()> {
     ensure!(output.status.success(), "{}", said(&output));
     let status = job.completes().await?;
     assert_eq!(status.summary.successful, 1);
-    eventually("nothing half is left", SOON, async || {
-        let half = half_unpacked(node.containerd()).await?;
-        ensure!(half.is_empty(), "{half:?}");
-        Ok(())
-    })
-    .await?;
-    assert_eq!(node.containerd().check_unpacked(&image).await?, 2);
-    Ok(())
+    is_whole(node.containerd(), &image).await
 }
 
 #[tokio::test]

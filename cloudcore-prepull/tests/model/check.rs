@@ -37,7 +37,7 @@ pub(crate) struct Check {
     begun: BTreeMap<(JobUid, u32), ImagePrePullJobSpec>,
     /// The run that each job is in, by the number of its first attempt, as the API server has it.
     runs: BTreeMap<JobUid, u32>,
-    /// The run of each job of which the leader knows that the API server has it, if one has begun.
+    /// The run of each job that the leader knows to be in the API server, if one has begun.
     confirmed: BTreeMap<JobUid, Option<u32>>,
     /// When the run of each job began, for the leader.
     run_since: BTreeMap<JobUid, u64>,

@@ -35,7 +35,7 @@ const CNI: &str = "etc/cni/net.d";
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
     Plain,
-    /// Its images are on a disk of their own, of so many bytes.
+    /// Its images are on a disk of their own, of this many bytes.
     OwnDisk(u64),
     /// Its containerd is where k3s has it, and nowhere else.
     K3s,
