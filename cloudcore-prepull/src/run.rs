@@ -218,12 +218,26 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
         let kruise = KruiseGate::open(&args, &client, &health.readiness, &part).await;
         let outcome = match part.run_until_cancelled(preflight.wait_until_passed()).await {
             Some(()) => {
-                work(&args, &mut record_file, &health, client.clone(), leadership.clone(), &kruise, part)
-                    .await
+                let work = work(
+                    &args,
+                    &mut record_file,
+                    &health,
+                    client.clone(),
+                    leadership.clone(),
+                    &kruise,
+                    part.clone(),
+                );
+                let looking = preflight.stop_on_older_definitions(part);
+                let looking = async {
+                    looking.await;
+                    std::future::pending().await
+                };
+                tokio::select! { outcome = work => outcome, never = looking => never }
             }
             None => Ok(()),
         };
-        if outcome.is_err() || shutdown.is_cancelled() || !kruise.has_opened() {
+        let goes_on = kruise.has_opened() || preflight.has_stopped();
+        if outcome.is_err() || shutdown.is_cancelled() || !goes_on {
             break outcome;
         }
     };

@@ -7,8 +7,10 @@ use prepull_e2e::prelude::*;
 use serde_json::json;
 
 const REPORTS: &str = "imageprepullreports.operations.kubeedge.io";
+const JOBS: &str = "imageprepulljobs.operations.kubeedge.io";
 const ROLE: &str = "manifests/cloudcore-prepull/rbac.yaml";
 const DEFINITION: &str = "manifests/crds/operations.kubeedge.io_imageprepullreports.yaml";
+const JOB_DEFINITION: &str = "manifests/crds/operations.kubeedge.io_imageprepulljobs.yaml";
 const EDGES: usize = 20;
 /// Time for several retries of cloudcore, which come every 2 s before its work begins, and at least every 5 s later.
 const SEVERAL_TRIES: Duration = Duration::from_secs(7);
@@ -71,6 +73,74 @@ async fn a_definition_that_is_missing_at_the_start_is_named() -> Result<()> {
     remove_definition(&cluster).await?;
     let says = [&format!("the definition {REPORTS} is missing"), "kubectl apply -f manifests/crds"];
     starts_after_the_repair(&cluster, &says, DEFINITION).await
+}
+
+/// Serves jobs under the definition of a release that knows no windows and no signatures.
+async fn serve_older_definition(cluster: &Cluster) -> Result<()> {
+    let crd = cluster.kubectl(&["get", "crd", JOBS, "-o", "json"]).await?;
+    let crd: serde_json::Value = serde_json::from_str(&crd)?;
+    let versions = crd["spec"]["versions"].as_array().context("no versions")?;
+    let at = versions.iter().position(|version| version["storage"] == true).context("none is stored")?;
+    let remove = |field: &str| {
+        let spec = format!("/spec/versions/{at}/schema/openAPIV3Schema/properties/spec/properties");
+        json!({"op": "remove", "path": format!("{spec}/{field}")})
+    };
+    let patch = json!([remove("windows"), remove("verify")]).to_string();
+    cluster.kubectl(&["patch", "crd", JOBS, "--type=json", "-p", &patch]).await.map(drop)
+}
+
+#[tokio::test]
+async fn an_older_definition_at_the_start_is_named() -> Result<()> {
+    let cluster = Cluster::own().await?;
+    serve_older_definition(&cluster).await?;
+    let says = [JOBS, "drops spec.verify, spec.windows: kubectl apply -f manifests/crds"];
+    starts_after_the_repair(&cluster, &says, JOB_DEFINITION).await
+}
+
+#[tokio::test]
+async fn a_leader_stops_under_an_older_definition() -> Result<()> {
+    let cluster = Cluster::own().await?;
+    let cloud = Cloud::start(&cluster).standby().await?;
+    cloud.leads(SOON).await?;
+    let fleet = Fleet::start(&cluster, &cloud, EDGES).await?;
+    serve_older_definition(&cluster).await?;
+    eventually("it works no more", 2 * SOON, async || {
+        let (status, body) = cloud.readiness().await?;
+        ensure!(status == 503 && body.contains("drops spec.verify, spec.windows"), "{status} {body}");
+        Ok(())
+    })
+    .await?;
+    apply(&cluster, JOB_DEFINITION).await?;
+    cloud.leads(SOON).await?;
+    let job = cluster.job("after").images(["harbor.example/a:v1"]).on(fleet.names()).concurrency(20);
+    assert_eq!(job.completes().await?.summary.successful, 20);
+    fleet.all_acknowledged().await
+}
+
+/// Serves jobs under a definition that has every field, and refuses a phase that we write.
+#[tokio::test]
+async fn a_status_that_is_refused_is_explained() -> Result<()> {
+    let cluster = Cluster::own().await?;
+    let cloud = Cloud::start(&cluster).await?;
+    let fleet = Fleet::start(&cluster, &cloud, 1).await?;
+    let crd = cluster.kubectl(&["get", "crd", JOBS, "-o", "json"]).await?;
+    let crd: serde_json::Value = serde_json::from_str(&crd)?;
+    let versions = crd["spec"]["versions"].as_array().context("no versions")?;
+    let at = versions.iter().position(|version| version["storage"] == true).context("none is stored")?;
+    let sum = format!("/spec/versions/{at}/schema/openAPIV3Schema/properties/status/properties/summary");
+    let bound = |op: &str| {
+        json!([{"op": op, "path": format!("{sum}/properties/desired/maximum"), "value": 0}]).to_string()
+    };
+    cluster.kubectl(&["patch", "crd", JOBS, "--type=json", "-p", &bound("add")]).await?;
+    let job = cluster.job("refused").images(["harbor.example/a:v1"]).on(fleet.names()).apply().await?;
+    let (_, note) = job.event("NotWritten").await?;
+    ensure!(
+        note.contains("status.summary.desired") && note.contains("kubectl apply -f manifests/crds"),
+        "{note}"
+    );
+    cluster.kubectl(&["patch", "crd", JOBS, "--type=json", "-p", &bound("remove")]).await?;
+    job.completes().await?;
+    fleet.all_acknowledged().await
 }
 
 #[tokio::test]

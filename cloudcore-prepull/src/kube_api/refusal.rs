@@ -14,8 +14,11 @@ use tracing::{error, warn};
 /// The same problem is logged once in this time, although the request is retried every few seconds.
 const REPEAT: Duration = Duration::from_secs(60);
 
-/// What is wrong, and the remedy, if retrying does not help by itself: the definition of `K` is missing, or a right to
-/// it, or the credentials are not accepted. `None` for every error that may pass.
+/// Fields of an object that is refused that one message names.
+const NAMED_FIELDS: usize = 3;
+
+/// What is wrong, and the remedy, if retrying does not help by itself: the definition of `K` is missing or refuses the
+/// object, or a right to it is missing, or the credentials are not accepted. `None` for every error that may pass.
 pub(crate) fn explain<K: Resource<DynamicType = ()>>(error: &Error) -> Option<String> {
     let Error::Api(answer) = error else { return None };
     if is_unserved(answer) {
@@ -23,7 +26,7 @@ pub(crate) fn explain<K: Resource<DynamicType = ()>>(error: &Error) -> Option<St
         return Some(format!(
             "the definition {kind}.{group} is missing, or has no version {version}: \
              kubectl apply -f {}",
-            if is_kruise::<K>() { "manifests/kruise/crds.yaml" } else { "manifests/crds" }
+            manifests::<K>()
         ));
     }
     if answer.code == 401 {
@@ -33,10 +36,33 @@ pub(crate) fn explain<K: Resource<DynamicType = ()>>(error: &Error) -> Option<St
                 .to_owned(),
         );
     }
+    if let Some(causes) = invalid_fields(answer) {
+        let (kind, group) = (K::plural(&()), K::group(&()));
+        return Some(format!(
+            "the definition {kind}.{group} does not accept what is written ({causes}): it is of another release: \
+             kubectl apply -f {}",
+            manifests::<K>()
+        ));
+    }
     missing_right(answer).map(|right| {
         let folder = if is_kruise::<K>() { "kruise" } else { "cloudcore-prepull" };
         format!("a right is missing: {right}: kubectl apply -f manifests/{folder}/rbac.yaml")
     })
+}
+
+/// The fields that the definition of a kind refuses, and why. A test of a patch that fails is a 422 as well, but names no
+/// field.
+fn invalid_fields(answer: &Status) -> Option<String> {
+    let causes = answer.details.as_ref().filter(|_| answer.code == 422).map(|details| &details.causes)?;
+    let named = causes.iter().filter(|cause| !cause.field.is_empty());
+    let named: Vec<_> =
+        named.take(NAMED_FIELDS).map(|cause| format!("{}: {}", cause.field, cause.message)).collect();
+    (!named.is_empty()).then(|| named.join("; "))
+}
+
+/// Where the definition of a kind is.
+fn manifests<K: Resource<DynamicType = ()>>() -> &'static str {
+    if is_kruise::<K>() { "manifests/kruise/crds.yaml" } else { "manifests/crds" }
 }
 
 /// Whether the manifests of a kind are in manifests/kruise. Pods are only read for Kruise's podSelectors.
@@ -133,6 +159,20 @@ mod tests {
         assert!(text.ends_with("kubectl apply -f manifests/cloudcore-prepull/rbac.yaml"), "{text}");
         assert_eq!(answer("admission webhook \"w\" denied the request: not on a Sunday"), None);
         assert_eq!(answer("pods \"a\" is forbidden: exceeded quota: User \"u\" has too many"), None);
+    }
+
+    #[test]
+    fn a_refused_field_is_told_from_a_failed_test_of_a_patch() {
+        let refused =
+            explained(json!({ "code": 422, "reason": "Invalid", "message": "… is invalid", "details": {
+            "name": "a", "causes": [{ "reason": "FieldValueNotSupported", "field": "status.phase",
+                "message": "Unsupported value: \"New\"" }] } }));
+        let text = refused.unwrap();
+        assert!(text.contains("(status.phase: Unsupported value: \"New\")"), "{text}");
+        assert!(text.ends_with("kubectl apply -f manifests/crds"), "{text}");
+        let raced = json!({ "code": 422, "reason": "Invalid", "details": {},
+            "message": "the server rejected our request due to an error in our request" });
+        assert_eq!(explained(raced), None);
     }
 
     #[test]

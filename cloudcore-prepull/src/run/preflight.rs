@@ -1,11 +1,13 @@
-//! The check before a leader starts its work: the definitions that it needs are served, and it may list them (after an
-//! upgrade a definition or a right may be missing), and KubeEdge does not serve the same jobs.
+//! The check before a leader starts its work: the definitions that it needs are served with every field that it knows, and
+//! it may list them (after an upgrade a definition or a right may be missing), and KubeEdge does not serve the same jobs.
+//! A leader goes on looking at the definitions, which may be replaced by those of an earlier release.
 //!
 //! A standby makes the same check, and isn't available before it has passed: a rollout would otherwise end well with
 //! replicas that all fail to lead.
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use futures::FutureExt as _;
@@ -16,10 +18,11 @@ use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::report::ImagePrePullReport;
 use prepull_engine::shared::pacing::Backoff;
 use prepull_program::errors::with_causes;
+use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use crate::kube_api::kubeedge;
 use crate::kube_api::refusal::{FailureLog, explain};
+use crate::kube_api::{definitions, kubeedge};
 use crate::run::http::Readiness;
 
 /// The time between two checks of a leader. Short, because the person who applies what is missing waits for the effect.
@@ -27,6 +30,8 @@ const PERIOD: Duration = Duration::from_secs(2);
 /// The longest time between two checks of a standby. A rollout waits for it, but no edge does, and a standby may lack
 /// something for days while its leader works.
 const LONGEST_PERIOD: Duration = Duration::from_secs(30);
+/// The time between two looks of a leader at the definitions. What an older one drops meanwhile is lost.
+const DEFINITIONS_PERIOD: Duration = Duration::from_secs(15);
 /// The limit for listing one object, which takes milliseconds; an API server that restarts may never answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
@@ -37,11 +42,18 @@ pub(super) struct Preflight {
     readiness: Arc<Readiness>,
     /// Shared by both roles, since a standby that becomes the leader meets the same problem again.
     log: FailureLog,
+    stopped: AtomicBool,
 }
 
 impl Preflight {
     pub(super) fn new(client: Client, namespace: &str, readiness: Arc<Readiness>) -> Self {
-        Self { client, namespace: namespace.to_owned(), readiness, log: FailureLog::default() }
+        Self {
+            client,
+            namespace: namespace.to_owned(),
+            readiness,
+            log: FailureLog::default(),
+            stopped: AtomicBool::new(false),
+        }
     }
 
     /// Waits until every kind is served and may be listed. What is missing is logged, and is the answer of /readyz.
@@ -64,12 +76,37 @@ impl Preflight {
         }
     }
 
+    /// Looks at the definitions for as long as the leader works. Ends `part` when they are those of an earlier release;
+    /// whether it has, [`Self::has_stopped`] says.
+    pub(super) async fn stop_on_older_definitions(&self, part: CancellationToken) {
+        loop {
+            tokio::time::sleep(DEFINITIONS_PERIOD).await;
+            let Some(Problem { text, lasts: true }) = find_older_definitions(&self.client).await else {
+                continue;
+            };
+            error!(
+                problem = text,
+                "the definitions were replaced: the work stops until they are right again"
+            );
+            self.stopped.store(true, Ordering::Relaxed);
+            return part.cancel();
+        }
+    }
+
+    /// Whether the work was stopped to be checked for again. Asking resets it.
+    pub(super) fn has_stopped(&self) -> bool {
+        self.stopped.swap(false, Ordering::Relaxed)
+    }
+
     async fn check_until_passed(&self, mut pause: Backoff) {
         let mut was_lasting = false;
         loop {
             let mut problems = find_problems(&self.client, &self.namespace).await;
             if problems.is_empty() {
                 problems.extend(find_kubeedge(&self.client).boxed().await);
+            }
+            if problems.is_empty() {
+                problems.extend(find_older_definitions(&self.client).boxed().await);
             }
             if problems.is_empty() {
                 if was_lasting {
@@ -132,6 +169,22 @@ async fn find_kubeedge(client: &Client) -> Option<Problem> {
     }
 }
 
+/// Whether a definition lacks what this program writes or reads. What cannot be found out now is found out at the next
+/// check.
+async fn find_older_definitions(client: &Client) -> Option<Problem> {
+    match tokio::time::timeout(ANSWER_LIMIT, definitions::find_obstacle(client)).await {
+        Ok(Ok(obstacle)) => obstacle.map(|text| Problem { text, lasts: true }),
+        Ok(Err(error)) => {
+            let text = format!("the definitions cannot be read: {}", with_causes(&error));
+            Some(Problem { text, lasts: false })
+        }
+        Err(_) => Some(Problem {
+            text: format!("the definitions: no answer within {ANSWER_LIMIT:?}"),
+            lasts: false,
+        }),
+    }
+}
+
 /// Why the work cannot begin.
 struct Problem {
     text: String,
@@ -159,7 +212,7 @@ where
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
 
     use kube::client::Body;
 
