@@ -58,9 +58,10 @@ site: ## One image for NODES=10 boxes behind a thin uplink, measured; as root (A
 	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo build --release -p prepull-e2e --bin site'
 	@PREPULL_E2E_LOGS=$${PREPULL_E2E_LOGS:-$(TARGET)/site-logs} $(SETUP)/with-parts.sh $(TARGET)/release $(TARGET)/release/site --nodes $(or $(NODES),10) $(ARGS)
 
-storm: ## Faults by chance and all at once for MINUTES=10, then every job must be as it should be (ARGS='--seed N')
+storm: ## Faults by chance and all at once for MINUTES=10, then every job must be as it should be (ARGS='--seed N', BEFORE=REVISION)
 	@$(SETUP)/prepare.sh '$(BUILD_DEMO)'
-	@PREPULL_E2E_RECORD=1 PREPULL_E2E_LOGS=$(or $(PREPULL_E2E_LOGS),$(TARGET)/storm-logs) $(SETUP)/with-parts.sh --search-secrets $(TARGET)/debug $(TARGET)/debug/storm --minutes $(or $(MINUTES),10) $(ARGS)
+	@before=$(if $(BEFORE),$$($(SETUP)/before.sh '$(BEFORE)')) && \
+	  PREPULL_E2E_RECORD=1 PREPULL_E2E_LOGS=$(or $(PREPULL_E2E_LOGS),$(TARGET)/storm-logs) $(SETUP)/with-parts.sh --search-secrets $(TARGET)/debug $(TARGET)/debug/storm --minutes $(or $(MINUTES),10) $${before:+--before "$$before"} $(ARGS)
 
 check: ## While one works: format, clippy, unit tests, one test on real parts
 	@$(SETUP)/prepare.sh 'cargo fmt --all --check' '$(NEXTEST) --version' '$(CLIPPY)' '$(BUILD_TESTS)'

@@ -115,6 +115,12 @@ impl EdgeNode {
         self.restart_agent()
     }
 
+    /// Kills the agent, and starts that of an earlier release in this directory, or today's, with the same state.
+    pub fn replace_agent(&mut self, before: Option<&Path>) -> Result<()> {
+        self.programs = before.map_or(Programs::Built, |dir| Programs::Before(dir.to_owned()));
+        self.restart_agent()
+    }
+
     /// Kills the agent, if it runs, and starts it with the same state.
     pub fn restart_agent(&mut self) -> Result<()> {
         self.kill9_agent()?;

@@ -4,7 +4,7 @@
 //! ```text
 //!  Options ─▶ Scene (cluster, API proxy, two clouds, front, registries, three nodes, fleet)
 //!               ├─ weather   strikes and heals: programs, links, API server, registries, disks, clocks
-//!               ├─ people    create, edit, suspend, retry and delete jobs; secrets, nodes, reports
+//!               ├─ people    create, edit, throttle, suspend, cancel, retry and delete jobs; secrets, nodes, reports
 //!               ├─ observer  watches every job, and notes each promise that is broken
 //!               └─ calm      heals all, waits for every job to end, and looks at what is left
 //! ```

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use containerd_client::services::v1::ListRequest;
 use containerd_client::services::v1::leases_client::LeasesClient;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt;
 use kube::api::Api;
 use prepull_api::crd::job::ImagePrePullJob;
@@ -153,7 +154,10 @@ async fn jobs_end(cluster: &Cluster) -> Result<()> {
     eventually("all ImagePrePullJobs are over", JOBS_LIMIT, async || {
         let running = existing(&api).await?.into_iter().filter(|job| {
             let status = job.status.clone().unwrap_or_default();
+            // Until then, a change may still wait for a run of its own.
+            let is_unknown = |condition: &Condition| condition.status == "Unknown";
             !matches!(status.phase, JobPhase::Completed | JobPhase::Failure)
+                || status.conditions.iter().any(is_unknown)
         });
         let running: Vec<_> = running
             .map(|job| format!("{}: {:?}", job.name_any(), job.status.unwrap_or_default().summary))

@@ -98,6 +98,10 @@ impl Seen {
         if has_one_report && i64::from(sum.in_progress) > self.most {
             broken.push(format!("{} nodes at a time, and {} are allowed", sum.in_progress, self.most));
         }
+        // A new run has a start and rounds of its own.
+        if now.first_attempt > before.first_attempt {
+            return broken;
+        }
         if before.start_time.is_some() && now.start_time != before.start_time {
             broken.push(format!("its start moved from {:?} to {:?}", before.start_time, now.start_time));
         }

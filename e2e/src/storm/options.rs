@@ -1,5 +1,6 @@
 //! Options of the storm.
 
+use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
@@ -21,6 +22,9 @@ pub struct Options {
     /// What strikes, whom and when. By default another one each time; it is printed
     #[arg(long, env = "PREPULL_STORM_SEED")]
     pub seed: Option<u64>,
+    /// A directory with the edgecore-prepull of an earlier release, which nodes run at times (BEFORE=REVISION makes it)
+    #[arg(long, value_name = "DIR")]
+    pub before: Option<PathBuf>,
 }
 
 impl Options {

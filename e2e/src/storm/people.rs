@@ -219,7 +219,7 @@ impl People {
         let name = self.one_of(&self.jobs.clone());
         let template =
             |field: &str, value: serde_json::Value| json!({"imagePrePullTemplate": {field: value}});
-        let edit = match self.below(14) {
+        let edit = match self.below(19) {
             0 | 1 => template("concurrency", (1 + self.long(40)).into()),
             2 => template("timeoutSeconds", self.timeout().into()),
             3 => template("concurrency", 0.into()),
@@ -231,6 +231,12 @@ impl People {
             9 | 10 => json!({"retry": 1 + self.below(4)}),
             11 => json!({"rollout": {"steps": ["20%", "100%"], "pauseSeconds": self.below(5)}}),
             12 => template("images", json!(["elsewhere.example/other:v1"])),
+            // A release: a job that has ended begins a new run, and one that runs does so when it has ended.
+            13 | 14 => template("images", self.some_images(around).into()),
+            15 => json!({"download": {"maxRate": "64Ki"}}),
+            16 => json!({"download": null}),
+            17 => json!({"recheck": 1 + self.below(3)}),
+            18 => json!({"cancel": true}),
             _ => json!({"rollout": {"steps": ["80%", "20%"]}}),
         };
         let what = format!("{name} is edited: {edit}");

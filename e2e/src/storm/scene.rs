@@ -1,5 +1,6 @@
 //! The parts of a storm.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -52,6 +53,8 @@ pub(super) struct Struck {
     /// The proxy before each registry.
     pub(super) ways: Vec<Proxy>,
     pub(super) registries: Vec<Registry>,
+    /// Where the agent of an earlier release is.
+    pub(super) before: Option<PathBuf>,
 }
 
 /// The images that jobs name, and the secrets for them.
@@ -148,7 +151,16 @@ impl Scene {
         for name in fleet.names().iter().take(IN_ZONE) {
             cluster.label_node(name, ZONE.0, Some(ZONE.1)).await?;
         }
-        let trouble = Struck { nodes, links, clouds: vec![first, second], front, api, ways, registries };
+        let trouble = Struck {
+            nodes,
+            links,
+            clouds: vec![first, second],
+            front,
+            api,
+            ways,
+            registries,
+            before: options.before.clone(),
+        };
         Ok(Self { fleet, trouble, images, cluster })
     }
 }

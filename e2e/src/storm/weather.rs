@@ -55,6 +55,8 @@ enum Trouble {
     MachineOff(usize),
     DiskFull,
     ClockOff(usize),
+    /// The node runs the agent of an earlier release.
+    AgentOld(usize),
 }
 
 impl Trouble {
@@ -71,7 +73,8 @@ impl Trouble {
             | Self::AgentDead(n)
             | Self::AgentFrozen(n)
             | Self::MachineOff(n)
-            | Self::ClockOff(n) => ("node", n),
+            | Self::ClockOff(n)
+            | Self::AgentOld(n) => ("node", n),
             Self::DiskFull => ("disk", 0),
         }
     }
@@ -90,7 +93,7 @@ impl Trouble {
             Self::ApiFaults | Self::RegistryDown(_) | Self::RegistryFrozen(_) => (3, 20),
             Self::LinkFrozen(_) | Self::LinkRefused(_) | Self::LinkSlow(_) | Self::DiskFull => (3, 30),
             Self::RegistrySlow(_) => (10, 40),
-            Self::ClockOff(_) => (10, 60),
+            Self::ClockOff(_) | Self::AgentOld(_) => (10, 60),
         }
     }
 }
@@ -183,6 +186,7 @@ impl Weather {
             Trouble::MachineOff(node),
             Trouble::DiskFull,
             Trouble::ClockOff(node),
+            Trouble::AgentOld(node),
         ];
         // The moments without a duration, after those that last.
         match self.chance.below(lasting.len() + 4) {
@@ -192,7 +196,8 @@ impl Weather {
                 let lasts = self.chance.between(Duration::from_secs(least), Duration::from_secs(most));
                 // Drawn before the look at who is struck, so that the draws do not depend on it.
                 let draws = [self.chance.part(), self.chance.part()];
-                if !self.struck.insert(trouble.victim()) {
+                let is_possible = parts.before.is_some() || !matches!(trouble, Trouble::AgentOld(_));
+                if !is_possible || !self.struck.insert(trouble.victim()) {
                     return;
                 }
                 self.schedule.plan(lasts, Planned::Heal(trouble));
@@ -339,6 +344,10 @@ async fn begin(trouble: Trouble, parts: &mut Struck, cluster: &Cluster, draws: [
             parts.nodes[n].set_clock_off_by(seconds)?;
             parts.nodes[n].restart_agent()
         }
+        Trouble::AgentOld(n) => {
+            let before = parts.before.clone();
+            parts.nodes[n].replace_agent(before.as_deref())
+        }
     }
 }
 
@@ -388,5 +397,6 @@ async fn heal(trouble: Trouble, parts: &mut Struck, cluster: &Cluster) -> Result
             parts.nodes[n].set_clock_off_by(0)?;
             parts.nodes[n].restart_agent()
         }
+        Trouble::AgentOld(n) => parts.nodes[n].replace_agent(None),
     }
 }
