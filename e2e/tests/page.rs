@@ -206,6 +206,22 @@ subjects: [{kind: User, name: jane, apiGroup: rbac.authorization.k8s.io}]
         assert_eq!(curl(&arguments).await?, status, "{arguments:?}");
     }
     ensure!(!job.get().await?.spec.suspend, "somebody has changed the job");
+    // Another user of this machine, who has read the address in the list of processes. To be one takes root.
+    if rustix::process::geteuid().is_root() {
+        let mut stranger = Command::new("setpriv");
+        stranger.args([
+            "--reuid=65534",
+            "--regid=65534",
+            "--clear-groups",
+            "curl",
+            "--silent",
+            "--max-time",
+            "5",
+            url,
+        ]);
+        let said = parts::output(stranger).await?;
+        ensure!(said.contains("for the user who started it"), "{said}");
+    }
 
     // A page elsewhere, which knows the address, gets nothing of it.
     let outside = Browser::start(400, 300).await?;

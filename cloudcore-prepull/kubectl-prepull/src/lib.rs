@@ -74,6 +74,7 @@ mod ui {
     mod feed;
     pub(crate) mod guard;
     mod known;
+    pub(crate) mod peer;
     mod rows;
     pub(crate) mod server;
     pub(crate) mod watching;

@@ -1,5 +1,6 @@
 //! `kubectl prepull ui`.
 
+use std::net::SocketAddr;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,8 +30,8 @@ const SITE_LABEL_WITHIN: Duration = Duration::from_secs(3);
 /// The arguments of `ui`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The page is served on 127.0.0.1 until Ctrl-C, to whoever has the printed address and to nobody else: its token is made anew
-each time. It sees and does what the kubeconfig may; nothing is installed in the cluster, and nothing is loaded from
+The page is served on 127.0.0.1 until Ctrl-C, to programs of your own that have the printed address, whose token is a new
+one each time. On other systems than Linux the address alone decides. It sees and does what the kubeconfig may; nothing is installed in the cluster, and nothing is loaded from
 elsewhere.
 
 Examples:
@@ -55,7 +56,8 @@ pub(crate) async fn run(session: &Session, cluster: Cluster, args: &UiArgs) -> a
     let listener = TcpListener::bind(("127.0.0.1", args.port)).await.with_context(|| {
         format!("--port {}: the page cannot be served there; another program may have the port", args.port)
     })?;
-    let guard = Guard::new(listener.local_addr()?)?;
+    let address = listener.local_addr()?;
+    let guard = Guard::new(address)?;
     let (url, place, watching) = (guard.url(), cluster.place().clone(), Watching::new());
     let site_label = match &args.site_label {
         Some(label) => Some(label.clone()),
@@ -66,6 +68,7 @@ pub(crate) async fn run(session: &Session, cluster: Cluster, args: &UiArgs) -> a
     };
     let page = Arc::new(Page {
         guard,
+        address,
         cluster,
         system: args.system.clone(),
         watching: Arc::clone(&watching),
@@ -75,7 +78,8 @@ pub(crate) async fn run(session: &Session, cluster: Cluster, args: &UiArgs) -> a
     if !args.no_open && session.screen.is_terminal {
         open(&url).await;
     }
-    let served = axum::serve(listener, router(Arc::clone(&page)));
+    let served =
+        axum::serve(listener, router(Arc::clone(&page)).into_make_service_with_connect_info::<SocketAddr>());
     tokio::select! {
         served = served.into_future() => Err(anyhow!("the page is served no longer: {served:?}")),
         watched = watching.run(&page.cluster) => match watched {

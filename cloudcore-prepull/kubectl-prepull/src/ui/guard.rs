@@ -2,7 +2,8 @@
 //!
 //! The server listens on the loopback address alone. Any page that the browser shows could still send requests there, and a
 //! name of its own that points to 127.0.0.1 would make them look like requests of the same origin. So the address has a
-//! random token, the host has to be the one that was handed out, and requests of other origins are refused.
+//! random token, the host has to be the one that was handed out, and requests of other origins are refused. That the browser
+//! is of the same user, [`peer`](super::peer) finds out.
 
 use std::net::SocketAddr;
 

@@ -1,9 +1,10 @@
 //! The requests of the page.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::anyhow;
-use axum::extract::{Path, Query, Request, State};
+use axum::extract::{ConnectInfo, Path, Query, Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
@@ -19,6 +20,7 @@ use serde_json::{Value, json};
 use super::assets::asset;
 use super::feed;
 use super::guard::Guard;
+use super::peer::is_own_user;
 use super::watching::Watching;
 use crate::cluster::Cluster;
 use crate::commands::{cancel, events, resume, retry, suspend};
@@ -42,6 +44,8 @@ const HEADERS: [(&str, &str); 6] = [
 /// What every request needs.
 pub(crate) struct Page {
     pub(crate) guard: Guard,
+    /// Where it is served.
+    pub(crate) address: SocketAddr,
     pub(crate) cluster: Cluster,
     pub(crate) system: SystemArgs,
     pub(crate) watching: Arc<Watching>,
@@ -67,10 +71,16 @@ pub(crate) fn router(page: Arc<Page>) -> Router {
         .with_state(page)
 }
 
-async fn guarded(State(page): State<Arc<Page>>, request: Request, next: Next) -> Response {
+async fn guarded(
+    State(page): State<Arc<Page>>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    request: Request,
+    next: Next,
+) -> Response {
     let token = request.uri().path().split('/').nth(1).unwrap_or_default();
     let mut response = match page.guard.check(request.method(), request.headers(), token) {
-        Ok(()) => next.run(request).await,
+        Ok(()) if is_own_user(peer, page.address) => next.run(request).await,
+        Ok(()) => (StatusCode::FORBIDDEN, "the page is for the user who started it").into_response(),
         Err(refusal) => refusal.into_response(),
     };
     for (name, value) in HEADERS {

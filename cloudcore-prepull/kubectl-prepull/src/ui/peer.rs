@@ -1,0 +1,84 @@
+//! Whose program is at the other end of a connection on the loopback address.
+//!
+//! The program that opens the browser has the page's address among its arguments, which every user of the machine may read.
+//! So on Linux the address alone lets nobody in: the kernel's tables of sockets name the user of each.
+
+use std::fs;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+
+/// The kernel's tables of the TCP sockets in this network namespace: a browser may reach an IPv4 address by a socket of IPv6.
+const TABLES: [&str; 2] = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
+/// A connection that something relays into a virtual machine, as on WSL, comes from root, who may do everything as it is.
+const ROOT: u32 = 0;
+
+/// Whether the program that connects from `peer` to `server` is of our own user, or of root. `true` where the machine has no
+/// such tables.
+pub(crate) fn is_own_user(peer: SocketAddr, server: SocketAddr) -> bool {
+    let (SocketAddr::V4(peer), SocketAddr::V4(server)) = (peer, server) else { return false };
+    let tables: io::Result<Vec<String>> = TABLES.into_iter().map(fs::read_to_string).collect();
+    let Ok(tables) = tables else { return true };
+    let owner = tables.iter().find_map(|table| owner_of(table, peer, server));
+    owner.is_some_and(|owner| owner == ROOT || owner == rustix::process::geteuid().as_raw())
+}
+
+/// The user of the socket from `local` to `remote`, by a table of the kernel.
+fn owner_of(table: &str, local: SocketAddrV4, remote: SocketAddrV4) -> Option<u32> {
+    table.lines().skip(1).find_map(|line| {
+        let mut fields = line.split_ascii_whitespace().skip(1);
+        let is_it = parse(fields.next()?)? == local && parse(fields.next()?)? == remote;
+        // After the state, the queues, the timer and the retransmissions.
+        is_it.then(|| fields.nth(4)?.parse().ok()).flatten()
+    })
+}
+
+/// An address such as `0100007F:1F90`: the last four bytes as a number of this machine's byte order, and the port. Of IPv6,
+/// those that stand for an address of IPv4.
+fn parse(address: &str) -> Option<SocketAddrV4> {
+    let (host, port) = address.split_once(':')?;
+    let (before, last) = host.split_at_checked(host.len().checked_sub(8)?)?;
+    if !matches!(before, "" | "0000000000000000FFFF0000" | "00000000000000000000FFFF") {
+        return None;
+    }
+    let host = u32::from_str_radix(last, 16).ok()?;
+    Some(SocketAddrV4::new(Ipv4Addr::from(host.to_ne_bytes()), u16::from_str_radix(port, 16).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    #[test]
+    fn a_connection_of_our_own_is_ours() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let server = listener.local_addr().unwrap();
+        let connection = TcpStream::connect(server).unwrap();
+        assert!(is_own_user(connection.local_addr().unwrap(), server));
+        assert!(!is_own_user(([127, 0, 0, 1], 1).into(), server), "nothing connects from there");
+    }
+
+    #[cfg(target_endian = "little")]
+    #[test]
+    fn the_user_of_a_socket_is_read() {
+        let head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n";
+        let rest =
+            "00000000:00000000 00:00000000 00000000  1000        0 4242 1 0000000000000000 20 4 30 10 -1\n";
+        let at = |port| SocketAddrV4::new(Ipv4Addr::LOCALHOST, port);
+        let four = format!("{head}   0: 0100007F:9C40 0100007F:1F90 01 {rest}");
+        let six = format!(
+            "{head}   0: 0000000000000000FFFF00000100007F:9C40 0000000000000000FFFF00000100007F:1F90 01 {rest}"
+        );
+        let other = format!(
+            "{head}   0: 00000000000000000000000001000000:9C40 00000000000000000000000001000000:1F90 01 {rest}"
+        );
+        for (table, owner) in
+            [(four.as_str(), Some(1000)), (&six, Some(1000)), (&other, None), (head, None), ("x", None)]
+        {
+            assert_eq!(owner_of(table, at(40_000), at(8080)), owner, "{table}");
+        }
+        assert_eq!(owner_of(&four, at(8080), at(40_000)), None, "the other direction");
+    }
+}
