@@ -342,6 +342,11 @@ async fn a_job_names_only_secrets_of_its_author() -> Result<()> {
         |secret: &str| json!({"registrySecrets": [{"registry": "r.example", "imageSecret": secret}]});
     let rule = |component: &str, value: &str| json!([{"component": component, "operator": "replace", "value": value}]);
     let removed = json!([{"component": "SecretName", "operator": "remove"}]);
+    let with_keys = |secret: &str| {
+        let mut job = with_secrets(&json!({}), &Value::Null);
+        job["spec"]["verify"] = json!({"keys": [{"secretRef": secret}]});
+        job
+    };
     let many = Some("in more than 16 places");
     for (what, job, expected) in [
         ("no secret", with_secrets(&json!({}), &Value::Null), None),
@@ -368,6 +373,8 @@ async fn a_job_names_only_secrets_of_its_author() -> Result<()> {
             Some("other/harbor"),
         ),
         ("an overrider that removes", with_secrets(&harbor, &removed), None),
+        ("keys of a secret of ann's", with_keys("default/harbor"), None),
+        ("keys of another secret", with_keys("default/other"), Some("default/other")),
         ("16 mentions", with_secrets(&sources(16), &Value::Null), None),
         ("17 mentions", with_secrets(&sources(17), &Value::Null), many),
     ] {
