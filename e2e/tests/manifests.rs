@@ -230,6 +230,17 @@ async fn the_cloud_side_is_one_folder_with_each_choice_and_with_all_of_them() ->
             "metrics-secure" => {
                 assert_eq!(variable("PREPULL_METRICS_SECURE")?.as_deref(), Some("true"));
                 assert!(chosen.all("ServiceMonitor").is_empty());
+                let pod = chosen.pod()?;
+                let volumes = pod.volumes.iter().flatten().filter_map(|volume| volume.secret.as_ref());
+                let secrets: Vec<_> = volumes.filter_map(|secret| secret.secret_name.as_deref()).collect();
+                assert_eq!(secrets, ["cloudcore-prepull-metrics"]);
+                let certificate = variable("PREPULL_METRICS_CERT")?.context("no certificate")?;
+                let mounts = pod.containers[0].volume_mounts.iter().flatten();
+                assert!(
+                    mounts
+                        .map(|mount| &mount.mount_path)
+                        .any(|path| certificate == format!("{path}/tls.crt"))
+                );
             }
             "monitoring" => {
                 assert_eq!(chosen.all("ServiceMonitor").len(), 1);
@@ -257,6 +268,9 @@ async fn the_cloud_side_is_one_folder_with_each_choice_and_with_all_of_them() ->
     let all = Rendered::of(&cluster, &overlay(&cluster, CLOUD, &chosen)?).await?;
     let endpoint = &all.all("ServiceMonitor")[0]["spec"]["endpoints"][0];
     assert_eq!((&endpoint["scheme"], &endpoint["port"]), (&"https".into(), &"metrics".into()));
+    // The token goes to no impostor.
+    assert_eq!(endpoint["tlsConfig"]["ca"]["secret"]["key"], "ca.crt");
+    assert_eq!(endpoint["tlsConfig"]["serverName"], "cloudcore-prepull.prepull-system.svc");
     all.is_accepted(&cluster).await
 }
 
