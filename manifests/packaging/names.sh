@@ -4,6 +4,7 @@
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit
 say() { printf '==> %s\n' "$*"; }
+die() { say "$*" >&2 && exit 1; }
 
 programs=(cloudcore-prepull edgecore-prepull kubectl-prepull)
 # Those that run in a pod.
@@ -30,5 +31,5 @@ SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || 
 export SOURCE_DATE_EPOCH
 
 # COMMAND:PACKAGE, for e2e/setup/packages.sh: what making and testing take beyond what the tests need.
-dist_packages=(python3:python3 pip3:python3-pip buildah:buildah dpkg-deb:dpkg rpmbuild:rpm /etc/ssl/certs/ca-certificates.crt:ca-certificates)
+dist_packages=(python3:python3 pip3:python3-pip buildah:buildah dpkg-deb:dpkg rpmbuild:rpm /usr/share/ca-certificates/mozilla:ca-certificates)
 test_packages=(qemu-aarch64-static:qemu-user-static debootstrap:debootstrap rpm:rpm runc:runc readelf:binutils cpio:cpio /usr/lib/python3/dist-packages/yaml:python3-yaml)

@@ -52,8 +52,15 @@ row() { # FILE START
 
 say "checksums: of every file, and right"
 (cd "$dist" && sha256sum --check --quiet SHA256SUMS)
-diff <(cd "$dist" && find . -type f ! -name SHA256SUMS -printf '%P\n' | LC_ALL=C sort) \
+diff <(cd "$dist" && find . -type f ! -name 'SHA256SUMS*' -printf '%P\n' | LC_ALL=C sort) \
   <(sed 's/^[^ ]*  //' "$dist/SHA256SUMS") || die "SHA256SUMS is not a list of what is there"
+
+[[ ! -f $dist/SHA256SUMS.sig ]] || say "signed, by a key that is not checked here"
+
+say "CA roots: Mozilla's, and none that this machine trusts beside"
+for ca in /usr/local/share/ca-certificates/*.crt; do
+  [[ ! -f $ca ]] || ! grep --quiet --fixed-strings "$(sed -n 2p "$ca")" "$dist/ca-certificates.crt" || die "$ca is among them"
+done
 
 say "images, packages and archives: made again, they are the same"
 mkdir "$scratch/again"
