@@ -46,7 +46,7 @@ async fn an_edge_of_the_release_before_goes_on_without_joining_again() -> Result
         data.insert("expiration".to_owned(), ByteString(end.to_string().into_bytes()));
     })
     .await?;
-    let cloud = Cloud::start(&cluster).await?;
+    let cloud = Cloud::start(&cluster).args(&["--accept-system-nodes", "true"]).await?;
     cluster.edge_nodes(&["edge-1", "edge-2"]).await?;
     let registry = Registry::start().await?;
     let reference = registry.seed(&Image::of_layers("of-today", &[MIB])?, "team/of-today:v1")?;

@@ -9,6 +9,7 @@ pub mod download;
 pub mod job;
 pub mod kruise;
 pub mod report;
+pub mod served;
 pub mod status;
 
 /// KubeEdge's API group.

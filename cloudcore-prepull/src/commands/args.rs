@@ -183,8 +183,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_certificate_ttl, default_value = "30d", env = "PREPULL_EDGE_CERT_TTL")]
     pub(crate) edge_cert_ttl: Duration,
     /// Accept the certificates of release 0.1, whose subject is a kubelet's (O=system:nodes), and issue them to its
-    /// agents. `false` once all agents are newer and have renewed.
-    #[arg(long, value_name = "BOOL", action = ArgAction::Set, default_value_t = true, env = "PREPULL_ACCEPT_SYSTEM_NODES")]
+    /// agents: while a fleet is upgraded from it.
+    #[arg(long, value_name = "BOOL", action = ArgAction::Set, default_value_t = false, env = "PREPULL_ACCEPT_SYSTEM_NODES")]
     pub(crate) accept_system_nodes: bool,
     /// How long ago an edge's certificate may have expired and still be renewed: how long a machine may be switched off
     /// and come back by itself. 0s: not at all.

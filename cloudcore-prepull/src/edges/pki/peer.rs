@@ -34,7 +34,8 @@ pub(crate) enum PeerError {
     NotANode,
     #[error(
         "the client certificate of node {0} has the subject of release 0.1 (O=system:nodes), which cloudcore does not \
-         accept any more (--accept-system-nodes): upgrade the agent and join again with a new token"
+         accept: set --accept-system-nodes=true while agents of 0.1 are upgraded, or upgrade this one and join again with a \
+         new token"
     )]
     OldSubject(NodeName),
     #[error(
