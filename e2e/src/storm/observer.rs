@@ -95,7 +95,9 @@ impl Seen {
         // A job with several reports may have written the start of a node and not yet the end of the one before: the
         // next leader counts both until the edge has told it again. The model looks at what the edges say.
         let has_one_report = usize::try_from(sum.desired).is_ok_and(|nodes| nodes <= MAX_NODES_IN_REPORT);
-        if has_one_report && i64::from(sum.in_progress) > self.most {
+        // A look takes no room that the concurrency is for.
+        let looks = now.recheck.as_ref().is_some_and(|recheck| recheck.completion_time.is_none());
+        if has_one_report && !looks && i64::from(sum.in_progress) > self.most {
             broken.push(format!("{} nodes at a time, and {} are allowed", sum.in_progress, self.most));
         }
         // A new run has a start and rounds of its own.
@@ -105,12 +107,12 @@ impl Seen {
         if before.start_time.is_some() && now.start_time != before.start_time {
             broken.push(format!("its start moved from {:?} to {:?}", before.start_time, now.start_time));
         }
-        if now.retry < before.retry {
-            broken.push(format!("its rounds fell from {} to {}", before.retry, now.retry));
+        if rounds(now) < rounds(before) {
+            broken.push(format!("its rounds fell from {:?} to {:?}", rounds(before), rounds(now)));
         }
         let has_ended = before.completion_time.is_some();
         // Who edits a job may start it again; without that, and without a further round, its end is its end.
-        if has_ended && generation == self.generation && now.retry == before.retry {
+        if has_ended && generation == self.generation && rounds(now) == rounds(before) {
             if now.completion_time != before.completion_time {
                 broken.push(format!(
                     "its end moved from {:?} to {:?}",
@@ -126,6 +128,11 @@ impl Seen {
         }
         broken
     }
+}
+
+/// The further rounds of a job, and its re-checks.
+fn rounds(status: &ImagePrePullJobStatus) -> (u32, u32) {
+    (status.retry, status.recheck.as_ref().map_or(0, |recheck| recheck.rounds))
 }
 
 /// What was seen of the ImagePullJobs.
