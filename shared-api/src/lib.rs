@@ -12,6 +12,7 @@
 //! - [`credentials`]: the contents of a registry secret, and the entries that match a reference.
 //! - [`download`]: how a task may download: cap, windows, pin, signatures.
 //! - [`sites`]: layers that the nodes of a site share.
+//! - [`text`]: text from machines that we don't trust, made safe for a terminal.
 //! - [`task`]: the work of one node, its progress and its result.
 //! - [`failure`]: why an image is not on its node, in one word of a closed list.
 //! - [`wire`]: the messages of the tunnel and their limits.
@@ -31,6 +32,7 @@ pub mod overriders;
 pub mod selector;
 pub mod sites;
 pub mod task;
+pub mod text;
 pub mod wire;
 
 #[cfg(feature = "crd")]
