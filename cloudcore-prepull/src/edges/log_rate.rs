@@ -1,10 +1,9 @@
 //! Limits for log lines that anyone who reaches a port can cause, or whoever has one node's certificate.
 
-use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use prepull_api::task::NodeName;
-use prepull_engine::shared::pacing::TokenBucket;
+use prepull_engine::shared::pacing::{BucketPerKey, TokenBucket};
 use tokio::time::Instant;
 
 /// Lines per second, and at once.
@@ -12,8 +11,7 @@ const LINES: (f64, f64) = (5.0, 50.0);
 /// Lines per second and at once about one node, however often it connects, renews, or has its tasks sent anew. An honest
 /// edge that begins with 64 tasks on a link that breaks every few seconds has fewer.
 const NODE_LINES: (f64, f64) = (1.0, 200.0);
-/// The most nodes whose lines are counted, some 100 bytes each: as many as there are sessions. When more have been busy,
-/// all are counted anew.
+/// The most nodes that are logged about at a time: as many as there are sessions.
 const MAX_NODES: usize = 20_000;
 
 /// Says which lines are logged.
@@ -36,19 +34,20 @@ impl LogRate {
 }
 
 /// Says which lines about a node are logged.
-#[derive(Debug, Default)]
-pub(super) struct NodeLogRate(Mutex<HashMap<NodeName, TokenBucket<std::time::Instant>>>);
+#[derive(Debug)]
+pub(super) struct NodeLogRate(Mutex<BucketPerKey<NodeName, std::time::Instant>>);
+
+impl Default for NodeLogRate {
+    fn default() -> Self {
+        let (per_second, burst) = NODE_LINES;
+        Self(Mutex::new(BucketPerKey::new(per_second, burst, MAX_NODES)))
+    }
+}
 
 impl NodeLogRate {
     /// Whether one more line about the node is logged now.
     pub(super) fn allows(&self, node: &NodeName, now: Instant) -> bool {
-        let mut nodes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if nodes.len() >= MAX_NODES && !nodes.contains_key(node) {
-            nodes.clear();
-        }
-        let (per_second, burst) = NODE_LINES;
-        let rate = nodes.entry(node.clone()).or_insert_with(|| TokenBucket::new(per_second, burst));
-        rate.try_take(1.0, now.into_std()).is_ok()
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).try_take(node, now.into_std()).is_ok()
     }
 }
 
@@ -65,9 +64,5 @@ mod tests {
         assert_eq!(lines("edge-1", now), 200);
         assert_eq!(lines("edge-1", now + Duration::from_secs(10)), 10);
         assert!(rate.allows(&"edge-2".into(), now));
-        for n in 0..3 * MAX_NODES {
-            rate.allows(&NodeName(format!("node-{n}")), now);
-        }
-        assert!(rate.0.lock().unwrap_or_else(PoisonError::into_inner).len() <= MAX_NODES);
     }
 }

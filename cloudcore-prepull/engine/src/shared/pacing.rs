@@ -1,5 +1,7 @@
-//! How often something may be done: a token bucket, and the doubling wait after a failure.
+//! How often something may be done: a token bucket, one for each of many keys, and the doubling wait after a failure.
 
+use std::collections::HashMap;
+use std::hash::Hash;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -106,6 +108,72 @@ impl<T: Moment> TokenBucket<T> {
     }
 }
 
+/// A token bucket for each of many keys, all with the same rate. It remembers only the keys that were busy lately, since
+/// a full bucket says nothing.
+#[derive(Clone, Debug)]
+pub struct BucketPerKey<K, T> {
+    full: TokenBucket<T>,
+    most: usize,
+    buckets: HashMap<K, TokenBucket<T>>,
+    /// With this many keys, those with a full bucket are dropped.
+    sweep_at: usize,
+    /// When that was done last.
+    swept: Option<T>,
+}
+
+/// Fewer keys than these are not worth a sweep.
+const MIN_SWEEP: usize = 64;
+/// The shortest time between two sweeps while no key can be dropped. Each visits all keys.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+
+impl<K: Clone + Eq + Hash, T: Moment> BucketPerKey<K, T> {
+    /// Buckets of `burst` tokens at once and then `per_second`, for at most `most` busy keys.
+    pub fn new(per_second: f64, burst: f64, most: usize) -> Self {
+        let full = TokenBucket::new(per_second, burst);
+        Self { full, most, buckets: HashMap::new(), sweep_at: MIN_SWEEP.min(most), swept: None }
+    }
+
+    /// Takes one token of the key; otherwise takes nothing, and says how long it takes until it is there.
+    ///
+    /// While as many keys are busy as are remembered, a further one gets nothing.
+    pub fn try_take(&mut self, key: &K, now: T) -> Result<(), Duration> {
+        self.bucket(key, now)?.try_take(1.0, now)
+    }
+
+    /// Takes one token of the key in any case.
+    pub fn take(&mut self, key: &K, now: T) {
+        if let Ok(bucket) = self.bucket(key, now) {
+            bucket.take(1.0, now);
+        }
+    }
+
+    /// How long it takes until the key has a token.
+    pub fn wait_for(&mut self, key: &K, now: T) -> Duration {
+        self.buckets.get_mut(key).map_or(Duration::ZERO, |bucket| bucket.wait_for(1.0, now))
+    }
+
+    fn bucket(&mut self, key: &K, now: T) -> Result<&mut TokenBucket<T>, Duration> {
+        if !self.buckets.contains_key(key) {
+            self.sweep(now);
+            if self.buckets.len() >= self.most {
+                return Err(SWEEP_INTERVAL);
+            }
+        }
+        Ok(self.buckets.entry(key.clone()).or_insert_with(|| self.full.clone()))
+    }
+
+    fn sweep(&mut self, now: T) {
+        let is_recent = self.swept.is_some_and(|swept| now.since(swept) < SWEEP_INTERVAL);
+        if self.buckets.len() < self.sweep_at || (self.buckets.len() >= self.most && is_recent) {
+            return;
+        }
+        self.buckets.retain(|_, bucket| !bucket.is_full(now));
+        self.sweep_at = (2 * self.buckets.len()).max(MIN_SWEEP).min(self.most);
+        self.buckets.shrink_to(self.sweep_at);
+        self.swept = Some(now);
+    }
+}
+
 /// An exponential backoff: the wait after a failure, doubled with each further one, until something succeeds.
 #[derive(Clone, Debug)]
 pub struct Backoff {
@@ -198,6 +266,37 @@ mod tests {
         backoff.reset();
         assert!(!backoff.has_failed());
         assert_eq!(backoff.next_wait().as_millis(), 250);
+    }
+
+    #[test]
+    fn each_key_has_a_bucket_of_its_own() {
+        let mut buckets = BucketPerKey::new(1.0, 2.0, 100);
+        let taken = |buckets: &mut BucketPerKey<u32, Timestamp>, key, millis| {
+            (0..10).filter(|_| buckets.try_take(&key, at(millis)).is_ok()).count()
+        };
+        assert_eq!((taken(&mut buckets, 1, 0), taken(&mut buckets, 2, 0)), (2, 2));
+        assert_eq!(buckets.wait_for(&1, at(0)), 1000 * MILLISECOND);
+        assert_eq!(buckets.wait_for(&3, at(0)), Duration::ZERO);
+        assert_eq!((taken(&mut buckets, 1, 1000), taken(&mut buckets, 3, 1000)), (1, 2));
+        buckets.take(&4, at(1000));
+        assert_eq!(taken(&mut buckets, 4, 1000), 1);
+    }
+
+    #[test]
+    fn only_busy_keys_are_remembered() {
+        let mut buckets = BucketPerKey::new(1.0, 1.0, 100);
+        let passed = |buckets: &mut BucketPerKey<i64, Timestamp>, keys: std::ops::Range<i64>, millis| {
+            keys.filter(|key| buckets.try_take(key, at(millis)).is_ok()).count()
+        };
+        // A thousand keys, one every 100 ms: ten are busy at a time.
+        for key in 0..1000 {
+            assert_eq!(passed(&mut buckets, key..key + 1, 100 * key), 1);
+        }
+        assert!(buckets.buckets.len() <= MIN_SWEEP, "{}", buckets.buckets.len());
+        // With as many busy keys as are remembered, others wait for them.
+        assert_eq!(passed(&mut buckets, 2000..3000, 200_000), 100);
+        assert_eq!(passed(&mut buckets, 3000..4000, 200_900), 0);
+        assert_eq!(passed(&mut buckets, 3000..4000, 201_000), 100);
     }
 
     proptest! {

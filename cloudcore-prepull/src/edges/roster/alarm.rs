@@ -1,13 +1,12 @@
 //! What people are told about keys: events on the Node, the log, metrics.
 
-use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use prepull_api::task::{JobUid, NodeName};
 use prepull_engine::shared::events::{ObjectEvent, ObjectKind};
 use prepull_engine::shared::objects::ObjectId;
-use prepull_engine::shared::pacing::TokenBucket;
+use prepull_engine::shared::pacing::{BucketPerKey, TokenBucket};
 use prepull_engine::shared::reasons;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -17,12 +16,11 @@ use crate::edges::pki::KeyHash;
 use crate::kube_api::events::Events;
 use prepull_admission::records::record::Refusal;
 
-/// The shortest time between two events of one kind about one node: two machines with one identity alternate every few
-/// seconds.
-const PER_NODE: Duration = Duration::from_secs(600);
+/// Events of one kind about one node, at once and per second: two machines with one identity alternate every few seconds.
+const PER_NODE: (f64, f64) = (1.0, 1.0 / 600.0);
 /// Events of all nodes together, at once and per second: a fleet that was off for months comes back all at once.
 const OVERALL: (f64, f64) = (50.0, 0.1);
-/// The most last events that are remembered; more than come together in [`PER_NODE`] by [`OVERALL`].
+/// The most nodes that events are remembered of; more than come together in ten minutes by [`OVERALL`].
 const MAX_REMEMBERED: usize = 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -62,17 +60,26 @@ pub(super) struct Alarms {
     told: Mutex<Told>,
 }
 
+/// The paces of events.
 #[derive(Debug)]
 struct Told {
-    /// The last event of each node and reason: whoever causes the one keeps nobody from hearing of the other.
-    last: HashMap<(NodeName, &'static str), Instant>,
+    /// By node and reason, so that one reason doesn't hide another.
+    each: BucketPerKey<(NodeName, &'static str), Instant>,
     overall: TokenBucket<Instant>,
+}
+
+impl Default for Told {
+    fn default() -> Self {
+        Self {
+            each: BucketPerKey::new(PER_NODE.1, PER_NODE.0, MAX_REMEMBERED),
+            overall: TokenBucket::new(OVERALL.1, OVERALL.0),
+        }
+    }
 }
 
 impl Alarms {
     pub(super) fn new(events: Option<Events>, metrics: RosterMetrics) -> Self {
-        let overall = TokenBucket::new(OVERALL.1, OVERALL.0);
-        Self { events, metrics, told: Mutex::new(Told { last: HashMap::new(), overall }) }
+        Self { events, metrics, told: Mutex::default() }
     }
 
     /// A key that a newer one of the node has superseded is still there.
@@ -136,35 +143,27 @@ impl Alarms {
 impl Told {
     fn may_tell(&mut self, node: &NodeName, reason: &'static str, now: Instant) -> bool {
         let key = (node.clone(), reason);
-        let is_recent = |at: &Instant| now.saturating_duration_since(*at) < PER_NODE;
-        if self.last.get(&key).is_some_and(is_recent) {
-            return false;
-        }
-        if self.last.len() >= MAX_REMEMBERED {
-            self.last.retain(|_, at| is_recent(at));
-        }
-        if self.last.len() >= MAX_REMEMBERED || self.overall.try_take(1.0, now).is_err() {
-            return false;
-        }
-        self.last.insert(key, now);
-        true
+        self.each.wait_for(&key, now).is_zero()
+            && self.overall.try_take(1.0, now).is_ok()
+            && self.each.try_take(&key, now).is_ok()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
     fn one_node_is_told_of_once_in_a_while_and_a_fleet_at_a_rate() {
-        let start = Instant::now();
-        let mut told = Told { last: HashMap::new(), overall: TokenBucket::new(OVERALL.1, OVERALL.0) };
+        let (start, while_lasts) = (Instant::now(), Duration::from_secs(600));
+        let mut told = Told::default();
         let mut tell = |reason, after| told.may_tell(&"edge-1".into(), reason, start + after);
-        assert!(tell("a", Duration::ZERO) && !tell("a", PER_NODE / 2) && tell("a", PER_NODE));
-        assert!(tell("b", PER_NODE), "one alarm does not silence another");
-        let later = start + 2 * PER_NODE;
+        assert!(tell("a", Duration::ZERO) && !tell("a", while_lasts / 2) && tell("a", while_lasts));
+        assert!(tell("b", while_lasts), "one alarm does not silence another");
+        let later = start + 2 * while_lasts;
         let many = (0..10_000).filter(|n| told.may_tell(&NodeName(format!("edge-{n}")), "a", later)).count();
         assert_eq!(many, 50);
-        assert!(told.last.len() <= MAX_REMEMBERED);
     }
 }
