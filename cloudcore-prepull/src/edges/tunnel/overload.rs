@@ -1,11 +1,11 @@
 //! Overload control: whom to send away, and when each edge is to come back.
 
-use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use prepull_api::task::NodeName;
 use prepull_api::wire::{CloudMessage, encode};
+use prepull_engine::shared::pacing::{BucketPerKey, TokenBucket};
 use prepull_tunnel::Utf8Bytes;
 use tokio::time::Instant;
 
@@ -13,16 +13,17 @@ use crate::edges::EdgeMetrics;
 
 /// Edges that are asked back per second: a fifth of what a drain asks back to a successor that has nothing else to
 /// do. Each one that comes in vain costs a handshake, about a millisecond of a core with resumption.
-const RETURNS_PER_SECOND: u32 = 100;
+const RETURNS_PER_SECOND: f64 = 100.0;
 /// The shortest time that an edge is sent away for. An overload that ends sooner would not have been noticed.
 const MIN_DELAY: Duration = Duration::from_secs(2);
 /// The longest time that an edge is sent away for, which is also the longest that it obeys. The 60,000th edge in a
 /// row reaches it.
 const MAX_DELAY: Duration = Duration::from_secs(600);
-/// The most nodes whose return time is remembered: as many as there are distinct times up to [`MAX_DELAY`].
-const MAX_REMEMBERED: usize = 60_000;
-/// The interval between two sweeps of past return times. Each sweep visits all of them.
-const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// How often one node counts as sent away, per second: once in the shortest delay. One that comes back too early, again
+/// and again, delays no other.
+const COUNTED_PER_SECOND: f64 = 0.5;
+/// The most nodes that are told apart: more than have a return of their own below [`MAX_DELAY`]. Further ones don't count.
+const MAX_NODES: usize = 65_536;
 
 /// Why an edge is sent away.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
@@ -48,8 +49,8 @@ impl OverloadReason {
     }
 }
 
-/// Remembers whether the controller keeps up, and gives each edge that is sent away a return time of its own: if all
-/// returned at once, they would cause the next overload.
+/// Remembers whether the controller keeps up, and spreads the returns of those that are sent away: the more there are,
+/// the later the next one returns. If all returned at once, they would cause the next overload.
 #[derive(Debug)]
 pub(super) struct Overload {
     state: Mutex<State>,
@@ -58,20 +59,21 @@ pub(super) struct Overload {
 
 #[derive(Debug)]
 struct State {
-    /// The next return time that no edge has been given.
-    next_free: Instant,
-    /// The return time of each node. A node that comes too early is told the same time again, so that it delays
-    /// no other.
-    given: HashMap<NodeName, Instant>,
-    /// When past return times are removed next.
-    next_sweep: Instant,
+    /// The returns to come. It's in debt by the time until the last one.
+    returns: TokenBucket<std::time::Instant>,
+    /// Which nodes count as sent away once more.
+    nodes: BucketPerKey<NodeName, std::time::Instant>,
     /// The controller counts as behind until this time.
     behind_until: Instant,
 }
 
 impl Overload {
     pub(super) fn new(metrics: EdgeMetrics, now: Instant) -> Self {
-        let state = State { next_free: now, given: HashMap::new(), next_sweep: now, behind_until: now };
+        let state = State {
+            returns: TokenBucket::new(RETURNS_PER_SECOND, 1.0),
+            nodes: BucketPerKey::new(COUNTED_PER_SECOND, 1.0, MAX_NODES),
+            behind_until: now,
+        };
         Self { state: Mutex::new(state), metrics }
     }
 
@@ -84,9 +86,7 @@ impl Overload {
 
     /// Whether the controller has recently fallen behind.
     pub(super) fn is_controller_behind(&self, now: Instant) -> bool {
-        let mut state = self.lock();
-        state.sweep(now);
-        now < state.behind_until
+        now < self.lock().behind_until
     }
 
     /// Counts the edge as sent away, and makes the message that tells it when to come back.
@@ -97,35 +97,20 @@ impl Overload {
         encode(&CloudMessage::Goaway { after, reason: reason.to_string() }).ok().map(Utf8Bytes::from)
     }
 
-    /// Assigns the node its return time, and tells how far away it is.
+    /// How long the node should stay away.
     fn assign_return(&self, node: &NodeName, now: Instant) -> Duration {
         let mut state = self.lock();
-        state.sweep(now);
-        if let Some(at) = state.given.get(node).filter(|at| **at > now) {
-            return *at - now;
+        let now = now.into_std();
+        let delay = MIN_DELAY + state.returns.wait_for(0.0, now);
+        if delay < MAX_DELAY && state.nodes.try_take(node, now).is_ok() {
+            state.returns.take(1.0, now);
         }
-        let at = state.next_free.max(now + MIN_DELAY).min(now + MAX_DELAY);
-        state.next_free = at + Duration::from_secs(1) / RETURNS_PER_SECOND;
-        // Nodes beyond the limit need not be remembered: they are told the longest delay, and cannot be told more.
-        if state.given.len() < MAX_REMEMBERED {
-            state.given.insert(node.clone(), at);
-        }
-        at - now
+        delay.min(MAX_DELAY)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing that holds the lock can leave the state half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl State {
-    fn sweep(&mut self, now: Instant) {
-        if now >= self.next_sweep && !self.given.is_empty() {
-            self.given.retain(|_, at| *at > now);
-            self.given.shrink_to(2 * self.given.len());
-            self.next_sweep = now + SWEEP_INTERVAL;
-        }
     }
 }
 
@@ -138,36 +123,28 @@ mod tests {
     }
 
     #[test]
-    fn return_times_are_distinct_and_bounded() {
+    fn returns_are_spread_and_bounded() {
         let start = Instant::now();
         let overload = Overload::new(EdgeMetrics::default(), start);
         let returns: Vec<_> = (0..300).map(|n| overload.assign_return(&node(n), start).as_millis()).collect();
-        assert_eq!((returns[0], returns[1], returns[299]), (2000, 2010, 4990));
+        assert_eq!((returns[0], returns[1], returns[2], returns[299]), (2000, 2000, 2010, 4980));
         // A node that is sent away later does not return before one that was sent away earlier.
-        assert_eq!(overload.assign_return(&node(300), start + Duration::from_secs(1)).as_millis(), 4000);
+        assert_eq!(overload.assign_return(&node(300), start + Duration::from_secs(1)).as_millis(), 3990);
         // A past overload does not delay the next one.
         assert_eq!(overload.assign_return(&node(0), start + Duration::from_secs(60)), MIN_DELAY);
         let last = (1000..101_000).map(|n| overload.assign_return(&node(n), start)).last();
         assert_eq!(last, Some(MAX_DELAY));
-        assert_eq!(overload.lock().given.len(), MAX_REMEMBERED);
     }
 
     #[test]
-    fn a_node_that_returns_early_is_told_the_same_time_again() {
+    fn a_node_that_returns_early_delays_no_other() {
         let start = Instant::now();
         let (overload, ms) = (Overload::new(EdgeMetrics::default(), start), Duration::from_millis);
-        assert_eq!(overload.assign_return(&node(0), start), ms(2000));
-        for millis in 1..2000 {
-            assert_eq!(overload.assign_return(&node(0), start + ms(millis)), ms(2000 - millis));
+        for millis in 0..2000 {
+            let after = overload.assign_return(&node(0), start + ms(millis));
+            assert!(after <= MIN_DELAY + ms(10), "{after:?} after {millis} ms");
         }
-        assert_eq!(overload.assign_return(&node(1), start), ms(2010));
-        // It came at its time: it gets a new one.
-        assert_eq!(overload.assign_return(&node(0), start + ms(2000)), MIN_DELAY);
-        // Past return times are removed even if no further node is sent away.
-        assert!(!overload.is_controller_behind(start + ms(3000)));
-        assert_eq!(overload.lock().given.len(), 1);
-        assert!(!overload.is_controller_behind(start + ms(4000)));
-        assert_eq!(overload.lock().given.len(), 0);
+        assert_eq!(overload.assign_return(&node(1), start + ms(1999)), MIN_DELAY);
     }
 
     #[test]
