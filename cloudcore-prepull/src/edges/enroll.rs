@@ -6,6 +6,7 @@
 //!  POST /v1/renew   certificate, CSR    ─▶ Peer ───▶ Authority::sign_client ─▶ roster
 //! ```
 
+mod issue_rate;
 mod routes;
 
 use std::net::{IpAddr, SocketAddr};
@@ -30,6 +31,7 @@ use crate::edges::pki::ServerIdentity;
 use crate::edges::pki::peer::Peer;
 use crate::edges::roster::Roster;
 use crate::edges::tokens::Tokens;
+use issue_rate::IssueRate;
 use routes::Routes;
 
 /// The bounds of the port. Each connection serves one request.
@@ -92,6 +94,7 @@ pub async fn serve(
         settings,
         refusal_log: LogRate::default(),
         node_log: NodeLogRate::default(),
+        issue_rate: IssueRate::default(),
     };
     let endpoint = Arc::new(Endpoint { door: Door::new("enroll", LIMITS, metrics), identity, routes });
     let tracker = TaskTracker::new();

@@ -251,6 +251,26 @@ async fn a_renewed_certificate_is_used_without_a_restart() {
 }
 
 #[tokio::test]
+async fn a_node_renews_at_a_bounded_rate() {
+    let cloud = Cloud::start();
+    let state = Agent::join(&cloud, "edge-1").await;
+    let identity = Identity::load(state.path()).unwrap();
+    let mut renewed = 0;
+    let refusal = loop {
+        match identity.renew(&cloud.enroll_url()).await {
+            Ok(()) => renewed += 1,
+            Err(error) => break error.to_string(),
+        }
+        assert!(renewed < 10, "{renewed} renewals within a moment");
+    };
+    assert_eq!(renewed, 4, "the join was the first of five certificates");
+    assert!(refusal.contains("(HTTP 429)") && refusal.contains("node edge-1 got several"), "{refusal}");
+    // What one node has used up is no other node's.
+    let other = Agent::join(&cloud, "edge-2").await;
+    Identity::load(other.path()).unwrap().renew(&cloud.enroll_url()).await.unwrap();
+}
+
+#[tokio::test]
 async fn a_certificate_is_renewed_when_it_is_due() {
     let cloud = Cloud::start();
     let (dir, token) = (tempfile::tempdir().unwrap(), cloud.token(Scope::Fleet).await);

@@ -4,23 +4,25 @@ use std::error::Error as _;
 use std::fmt::Display;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Body, Bytes};
-use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use hyper::{Method, Request, Response, StatusCode};
-use prepull_api::abbreviate::{abbreviate, abbreviate_to};
+use prepull_api::abbreviate::abbreviate;
 use prepull_api::enroll::{
     CA_PATH, ENROLL_PATH, EnrollRequest, ErrorBody, IssuedCertificate, MAX_BODY, RENEW_PATH, RenewRequest,
     SubjectForm,
 };
 use prepull_api::task::NodeName;
+use prepull_api::text::to_plain_line;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use super::Settings;
+use super::issue_rate::{IssueRate, TooOften};
 use crate::edges::log_rate::{LogRate, NodeLogRate};
 use crate::edges::pki::peer::{Peer, PeerError};
 use crate::edges::pki::{KeyHash, PkiError, ServerIdentity, VerifiedCsr};
@@ -38,6 +40,7 @@ pub(super) struct Routes {
     pub(super) settings: Settings,
     pub(super) refusal_log: LogRate,
     pub(super) node_log: NodeLogRate,
+    pub(super) issue_rate: IssueRate,
 }
 
 /// A refused request. The text is for the operator of the edge.
@@ -45,11 +48,13 @@ pub(super) struct Routes {
 struct Denial {
     status: StatusCode,
     error: String,
+    /// When to ask again, where that is known.
+    retry_after: Option<Duration>,
 }
 
 impl Denial {
     fn new(status: StatusCode, error: impl Display) -> Self {
-        Self { status, error: format!("{error}") }
+        Self { status, error: format!("{error}"), retry_after: None }
     }
 }
 
@@ -123,6 +128,7 @@ impl Routes {
         // Before anything that takes time: anybody can send a wrong token.
         let recognised = self.tokens.recognise(token.expose(), Instant::now().into_std());
         recognised.map_err(|error| self.refuse_token(error, address, &node))?;
+        self.issue_rate.check_join(&node, Instant::now()).map_err(|refusal| self.postpone(&refusal))?;
         let csr = VerifiedCsr::from_pem(&csr)?;
         let now = SystemTime::now();
         let redeemed = self.tokens.redeem(token.expose(), &node, csr.key_fingerprint(), now).await;
@@ -134,6 +140,7 @@ impl Routes {
         let (issued, key) = self.sign(&csr, &node, form, now)?;
         // Recorded before it is sent: what was sent and not recorded could not be told from a stolen key.
         self.roster.join(&node, by, key).await.map_err(|refusal| self.deny(&node, refusal))?;
+        self.issue_rate.count_join(&node, Instant::now());
         if self.node_log.allows(&node, Instant::now()) {
             tracing::info!(%address, %node, not_after = issued.not_after, "a node has joined");
         }
@@ -143,7 +150,7 @@ impl Routes {
     /// The answer to a token that lets nobody in.
     fn refuse_token(&self, error: TokenError, address: IpAddr, node: &NodeName) -> Denial {
         let is_logged = self.refusal_log.allows(Instant::now());
-        let node = abbreviate_to(node.as_str(), MAX_NODE_NAME);
+        let node = to_plain_line(node.as_str(), MAX_NODE_NAME);
         match error {
             TokenError::Refused(refusal) => {
                 if is_logged {
@@ -184,11 +191,15 @@ impl Routes {
         let peer = peer.as_ref().map_err(|error| Denial::new(StatusCode::FORBIDDEN, error))?;
         peer.check_subject(self.settings.accept_system_nodes)
             .map_err(|error| Denial::new(StatusCode::FORBIDDEN, error))?;
+        self.issue_rate
+            .check_renewal(&peer.node, Instant::now())
+            .map_err(|refusal| self.postpone(&refusal))?;
         let RenewRequest { csr, organisation } = read_json(body).await?;
         let form = self.accepted_form(organisation.as_deref())?;
         let now = SystemTime::now();
         let (issued, key) = self.sign(&VerifiedCsr::from_pem(&csr)?, &peer.node, form, now)?;
         self.roster.renew(peer, key, now).await.map_err(|refusal| self.deny(&peer.node, refusal))?;
+        self.issue_rate.count_renewal(&peer.node, Instant::now());
         if self.node_log.allows(&peer.node, Instant::now()) {
             tracing::info!(node = %peer.node, not_after = issued.not_after, "a node's certificate was renewed");
         }
@@ -217,6 +228,14 @@ impl Routes {
             tracing::warn!(%node, reason = %refusal, "a certificate was refused");
         }
         Denial::new(StatusCode::FORBIDDEN, refusal)
+    }
+
+    /// The answer to an edge that has to wait. An agent of any release tries again by itself, more and more seldom.
+    fn postpone(&self, refusal: &TooOften) -> Denial {
+        if self.refusal_log.allows(Instant::now()) {
+            tracing::warn!(reason = %refusal, "a certificate was not issued now");
+        }
+        Denial { retry_after: Some(refusal.wait()), ..Denial::new(StatusCode::TOO_MANY_REQUESTS, refusal) }
     }
 
     /// Signs a certificate. The key is to be recorded before the certificate is sent.
@@ -278,8 +297,12 @@ fn json_response(status: StatusCode, body: &impl Serialize) -> Response<Full<Byt
 }
 
 fn error_response(denial: Denial) -> Response<Full<Bytes>> {
-    let Denial { status, error } = denial;
-    json_response(status, &ErrorBody { error })
+    let Denial { status, error, retry_after } = denial;
+    let mut response = json_response(status, &ErrorBody { error });
+    if let Some(wait) = retry_after {
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(wait.as_secs()));
+    }
+    response
 }
 
 #[cfg(test)]

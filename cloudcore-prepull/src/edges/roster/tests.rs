@@ -10,6 +10,8 @@ use super::*;
 
 const CA: Fingerprint = [7; 32];
 const LATER: Duration = Duration::from_secs(1_800_000_000);
+/// By then a key that was seen is recorded.
+const SEEN: Duration = Duration::from_secs(3);
 
 fn held(byte: u8) -> HeldKey {
     HeldKey::new(KeyHash::new([byte; 32]), UNIX_EPOCH + LATER)
@@ -51,6 +53,30 @@ async fn a_thousand_joins_at_once_are_a_few_writes() {
         shards.iter().map(|(_, shard)| shard.version.as_ref().unwrap().parse::<u64>().unwrap()).sum();
     assert_eq!(records, 1000);
     assert!(writes <= 48, "{writes} writes");
+}
+
+/// One request after the other, so that nothing is queued when the next one comes.
+#[tokio::test(start_paused = true)]
+async fn writes_of_a_shard_keep_their_pace() {
+    let (roster, begun) = (Roster::in_memory(), Instant::now());
+    for n in 0..34 {
+        roster.renew(&peer("edge-1", 1), held(2 + n), UNIX_EPOCH).await.unwrap();
+    }
+    let took = begun.elapsed().as_secs();
+    assert!((29..=31).contains(&took), "34 writes within {took} s");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_renewal_takes_no_turn() {
+    let (roster, begun) = (Roster::in_memory(), Instant::now());
+    roster.admit(&peer("edge-1", 1), CA).unwrap();
+    roster.renew(&peer("edge-1", 1), held(2), UNIX_EPOCH).await.unwrap();
+    roster.admit(&peer("edge-1", 2), CA).unwrap();
+    tokio::time::sleep(SEEN).await;
+    for n in 0..100 {
+        roster.renew(&peer("edge-1", 1), held(3 + n), UNIX_EPOCH).await.unwrap_err();
+    }
+    assert!(begun.elapsed() <= SEEN, "{:?}", begun.elapsed());
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use prepull_api::task::NodeName;
-use prepull_engine::shared::pacing::Backoff;
+use prepull_engine::shared::pacing::{Backoff, TokenBucket};
 use prepull_program::errors::with_causes;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
@@ -15,12 +15,15 @@ use prepull_admission::records::record::{Change, HeldKey, Refusal};
 use prepull_admission::records::shard::ShardId;
 use prepull_admission::records::store::{ATTEMPTS, RosterError, Store};
 
-/// The shortest time between two writes of one shard while edges wait for them. The first one goes out at once. A fleet
-/// that joins within minutes causes at most 64 writes a second of some 100 KiB.
-const PAUSE: Duration = Duration::from_millis(250);
-/// How long keys that were seen in use, for which nobody waits, are gathered before they are written. After an upgrade
-/// from a release without records, a whole fleet is seen for the first time within seconds.
+/// Writes of one shard for edges that wait, at once and per second. A ConfigMap of 10,000 nodes' records has up to 140 KB,
+/// and etcd keeps every version until it compacts, after five minutes: 16 shards at this pace fill a third of its usual
+/// 2 GiB, whatever the edges ask for.
+const WRITES: (f64, f64) = (4.0, 1.0);
+/// How long keys that were seen in use are gathered before they are written; no edge waits for that.
 const SEEN_PAUSE: Duration = Duration::from_secs(2);
+/// Writes for seen keys alone, at once and per second. After an upgrade from a release without records, a whole fleet is
+/// seen for the first time within a minute, and each write costs all records of the shard.
+const SEEN_WRITES: (f64, f64) = (2.0, 0.1);
 /// The waits after a failed write, for what nobody waits for.
 const RETRY: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
 /// The limit for one attempt. The edge that waits gives up after 20 s.
@@ -40,13 +43,45 @@ pub(super) struct Writer {
 }
 
 /// What is to be written. Changes are bounded by the connections of the enrolment endpoint, seen keys by the nodes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Queue {
     changes: Vec<Waiting>,
     seen: HashMap<NodeName, HeldKey>,
     /// The ConfigMap was deleted.
     is_lost: bool,
     is_at_work: bool,
+    writes: TokenBucket<std::time::Instant>,
+    seen_writes: TokenBucket<std::time::Instant>,
+}
+
+impl Default for Queue {
+    fn default() -> Self {
+        Self {
+            changes: Vec::new(),
+            seen: HashMap::new(),
+            is_lost: false,
+            is_at_work: false,
+            writes: TokenBucket::new(WRITES.1, WRITES.0),
+            seen_writes: TokenBucket::new(SEEN_WRITES.1, SEEN_WRITES.0),
+        }
+    }
+}
+
+impl Queue {
+    fn is_empty(&self) -> bool {
+        self.changes.is_empty() && self.seen.is_empty() && !self.is_lost
+    }
+
+    /// How long the next write has to wait. The paces are kept here, and not by the task that writes: that ends
+    /// whenever nothing is left to write, which is after every request of an edge that asks again and again.
+    fn wait(&mut self, now: Instant) -> Duration {
+        let wait = self.writes.wait_for(1.0, now.into_std());
+        if self.changes.is_empty() {
+            wait.max(SEEN_PAUSE).max(self.seen_writes.wait_for(1.0, now.into_std()))
+        } else {
+            wait
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -89,20 +124,18 @@ impl Writer {
     }
 
     async fn write_all(self: Arc<Self>) {
-        let (mut backoff, mut last, mut seen_due) = (RETRY, None::<Instant>, None);
+        let (mut backoff, mut seen_due) = (RETRY, None);
         loop {
             let due = {
                 let mut queue = self.lock();
-                if queue.changes.is_empty() && queue.seen.is_empty() && !queue.is_lost {
+                if queue.is_empty() {
                     queue.is_at_work = false;
                     return;
                 }
                 let now = Instant::now();
-                if queue.changes.is_empty() {
-                    *seen_due.get_or_insert(now + SEEN_PAUSE)
-                } else {
-                    last.map_or(now, |last| last + PAUSE)
-                }
+                let due = now + queue.wait(now);
+                // Keys that are seen meanwhile don't put the write off.
+                if queue.changes.is_empty() { *seen_due.get_or_insert(due) } else { due }
             };
             tokio::select! {
                 biased;
@@ -112,15 +145,16 @@ impl Writer {
             }
             let (changes, seen, is_lost) = {
                 let mut queue = self.lock();
+                if queue.changes.is_empty() {
+                    queue.seen_writes.take(1.0, Instant::now().into_std());
+                }
                 (
                     std::mem::take(&mut queue.changes),
                     std::mem::take(&mut queue.seen),
                     std::mem::take(&mut queue.is_lost),
                 )
             };
-            let outcome = self.commit(&changes, &seen, is_lost).await;
-            last = Some(Instant::now());
-            match outcome {
+            match self.commit(&changes, &seen, is_lost).await {
                 Ok(answers) => {
                     backoff.reset();
                     for (waiting, answer) in changes.into_iter().zip(answers) {
@@ -171,6 +205,8 @@ impl Writer {
             if !is_changed {
                 return Ok(answers);
             }
+            // Only what is written counts: requests that are refused must not slow down others.
+            self.lock().writes.take(1.0, Instant::now().into_std());
             let slow = |_| RosterError::TooSlow(self.id.name());
             if let Some(version) =
                 timeout(ANSWER_LIMIT, self.store.write(self.id, &shard)).await.map_err(slow)??

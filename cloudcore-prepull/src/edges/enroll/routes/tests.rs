@@ -23,6 +23,7 @@ fn routes() -> Routes {
         settings: Settings::default(),
         refusal_log: LogRate::default(),
         node_log: NodeLogRate::default(),
+        issue_rate: IssueRate::default(),
     }
 }
 
@@ -146,6 +147,45 @@ async fn a_renewal_may_be_repeated_until_its_key_is_seen_and_then_only_that_key_
 }
 
 #[tokio::test]
+async fn a_node_is_told_when_to_renew_again() {
+    let (routes, key) = (routes(), KeyPair::generate().unwrap());
+    for _ in 0..5 {
+        assert_eq!(renew(&routes, peer("edge-1", 1), &key).await.0, 200);
+    }
+    let body = serde_json::to_vec(&RenewRequest { csr: csr(&key), organisation: None }).unwrap();
+    let request = Request::post(RENEW_PATH).body(Full::new(Bytes::from(body))).unwrap();
+    let response = routes.handle(request, &Ok(peer("edge-1", 1)), [192, 0, 2, 1].into()).await;
+    assert_eq!(response.status(), 429);
+    assert_eq!(response.headers()[RETRY_AFTER], "60");
+    assert_eq!(renew(&routes, peer("edge-2", 1), &key).await.0, 200, "another node's pace is its own");
+}
+
+#[tokio::test]
+async fn a_thief_with_an_old_key_uses_up_nothing() {
+    let (routes, second) = (routes(), KeyPair::generate().unwrap());
+    let (_, body) = renew(&routes, peer("edge-1", 1), &second).await;
+    let renewed = Peer { key: key_of(&body), ..peer("edge-1", 0) };
+    routes.roster.admit(&renewed, CA).unwrap();
+    for _ in 0..20 {
+        assert_eq!(renew(&routes, peer("edge-1", 1), &KeyPair::generate().unwrap()).await.0, 403);
+    }
+    assert_eq!(renew(&routes, renewed, &second).await.0, 200);
+}
+
+#[tokio::test]
+async fn a_token_joins_a_node_at_a_bounded_rate() {
+    let (routes, key) = (routes(), KeyPair::generate().unwrap());
+    let fleet = routes.tokens.stored().create([0; 32], Scope::Fleet, HOUR, SystemTime::now()).await.unwrap();
+    let mut joined = 0;
+    while enroll(&routes, "edge-1", &fleet, &key).await.0 == 200 && joined < 10 {
+        joined += 1;
+    }
+    assert_eq!(joined, 5);
+    assert_eq!(enroll(&routes, "edge-1", &fleet, &key).await.0, 429);
+    assert_eq!(enroll(&routes, "edge-2", &fleet, &key).await.0, 200);
+}
+
+#[tokio::test]
 async fn a_fleets_token_admits_a_node_once_and_a_nodes_token_again() {
     let routes = routes();
     let token = |scope| routes.tokens.stored().create([0; 32], scope, HOUR, SystemTime::now());
@@ -225,6 +265,8 @@ async fn an_edge_gets_the_subject_that_it_knows_and_the_old_one_only_while_that_
     };
     let subjects = ["O=prepull:nodes, CN=prepull:node:edge-1", "O=system:nodes, CN=system:node:edge-1"];
     for peer in [&new, &old] {
+        // More renewals than one node has at once.
+        routes.issue_rate = IssueRate::default();
         assert_eq!(renew(&routes, peer, Some("prepull:nodes")).await, (200, subjects[0].to_owned()));
         for other in [None, Some("system:masters")] {
             assert_eq!(renew(&routes, peer, other).await, (200, subjects[1].to_owned()));
