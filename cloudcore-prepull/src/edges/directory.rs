@@ -8,9 +8,9 @@ use std::time::SystemTime;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_admission::records::record::Recorded;
-use prepull_api::abbreviate::abbreviate_to;
 use prepull_api::edges::{Edge, EdgeList, EdgeQuery};
 use prepull_api::task::{NodeName, TaskId};
+use prepull_api::text::to_plain_line;
 use prepull_api::wire::{EdgeMessage, Filesystem, Hello, MAX_OPEN_TASKS, NodeState, OpenPhase};
 use prepull_engine::shared::node_view::NodeView;
 use prepull_engine::shared::session::SessionId;
@@ -212,7 +212,7 @@ fn time(time: SystemTime) -> Option<Time> {
 }
 
 fn word(text: &str) -> String {
-    abbreviate_to(text, MAX_WORD)
+    to_plain_line(text, MAX_WORD)
 }
 
 fn state(runtime: Option<&str>, filesystem: Option<&Filesystem>) -> NodeState {

@@ -8,6 +8,7 @@
 
 mod admission;
 mod eviction;
+mod frame;
 mod handshake;
 mod inbound;
 pub mod listener;

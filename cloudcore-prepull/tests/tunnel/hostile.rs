@@ -39,6 +39,22 @@ async fn an_invalid_message_closes_only_its_own_session() {
 }
 
 #[tokio::test]
+async fn no_control_character_gets_in() {
+    let mut cloud = Cloud::start();
+    let tls = tls(&cloud, Some(&Credentials::of(&cloud, "edge-1")));
+    let mut socket = dial(cloud.tunnel, tls).await.unwrap();
+    let hello = r#"{"type":"hello","version":"1\u001b]52;c;eA==\u0007","os":"l\u202ex\u009b2K","arch":"a\r\b","open":[]}"#;
+    socket.send(Message::text(hello)).await.unwrap();
+    let (_, _, said) = cloud.up().await;
+    let said = [said.version, said.os, said.arch];
+    assert_eq!(said, ["1\u{fffd}]52;c;eA==\u{fffd}", "l\u{fffd}x\u{fffd}2K", "a\u{fffd}\u{fffd}"]);
+    let progress = "{\"type\":\"progress\",\"task\":{\"job\":\"j\",\"attempt\":1},\"images\":[],\"waits\":\"a\u{2028}\u{7f}\\n\\\\u001b\"}";
+    socket.send(Message::text(progress)).await.unwrap();
+    let EdgeMessage::Progress(said) = cloud.message().await.1 else { panic!("no progress") };
+    assert_eq!(said.waits, "a\u{fffd}\u{fffd}\n\\u001b", "a line feed and a written escape stay");
+}
+
+#[tokio::test]
 async fn hello_must_come_first_in_time_and_within_its_limits() {
     let settings = Settings { hello_deadline: Duration::from_millis(300), ..Settings::default() };
     let mut cloud = Cloud::start_with(settings);

@@ -6,6 +6,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures::{Sink, Stream};
+use prepull_api::text::is_display_control;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_tungstenite::WebSocketStream;
@@ -294,7 +295,7 @@ fn interpret(message: Message) -> Result<Option<ChannelEvent>, ChannelEnd> {
 
 /// Replaces control characters: the peer's reason is logged, and a line break would start a forged line.
 fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    text.chars().map(|c| if is_display_control(c) { ' ' } else { c }).collect()
 }
 
 #[cfg(test)]

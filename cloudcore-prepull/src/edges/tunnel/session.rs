@@ -7,15 +7,16 @@ use std::error::Error as _;
 use std::time::SystemTime;
 
 use jiff::Timestamp;
-use prepull_api::abbreviate::abbreviate_to;
 use prepull_api::task::NodeName;
-use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, MAX_OPEN_TASKS, Welcome, decode, encode};
+use prepull_api::text::to_plain_line;
+use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, MAX_OPEN_TASKS, Welcome, encode};
 use prepull_engine::shared::session::{SessionEvent, SessionId};
 use prepull_tunnel::{Channel, ChannelEvent};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::frame::decode_from_edge;
 use super::inbound::InboundLimit;
 use super::outbox::{Outbox, Outgoing};
 use super::overload::{Overload, OverloadReason};
@@ -123,7 +124,7 @@ where
 {
     loop {
         let ChannelEvent::Text(text) = channel.next(true).await? else { continue };
-        return match decode(&text)? {
+        return match decode_from_edge(&text)? {
             EdgeMessage::Hello(hello) if hello.open.len() > MAX_OPEN_TASKS => {
                 Err(SessionEnd::TooManyTasks(hello.open.len()))
             }
@@ -152,7 +153,7 @@ impl SessionContext<'_> {
         });
         // Before any message that is queued for the node.
         channel.start_send(encode(&welcome)?.into())?;
-        let version = abbreviate_to(&hello.version, MAX_VERSION);
+        let version = to_plain_line(&hello.version, MAX_VERSION);
         if self.sessions.may_log(&self.peer.node) {
             tracing::info!(session = %outbox.id, version, open = hello.open.len(), "session up");
         }
@@ -209,7 +210,7 @@ impl SessionContext<'_> {
         let (message, bytes) = match event {
             ChannelEvent::Writable => return Ok(None),
             ChannelEvent::Control => (None, 0),
-            ChannelEvent::Text(text) => (Some(decode::<EdgeMessage>(&text)?), text.len()),
+            ChannelEvent::Text(text) => (Some(decode_from_edge(&text)?), text.len()),
         };
         let is_result = matches!(message, Some(EdgeMessage::Result(_)));
         if let Some(message) = &message {
