@@ -32,6 +32,7 @@ pub mod edges {
 /// Everything that talks to the Kubernetes API.
 mod kube_api {
     pub(crate) mod cluster;
+    mod connection;
     pub(crate) mod definitions;
     pub(crate) mod events;
     pub(crate) mod field_manager;

@@ -66,6 +66,8 @@ struct Shared {
     seen: Mutex<Vec<Seen>>,
     /// Counter that is raised to expire the watches that are open then.
     expired: watch::Sender<u64>,
+    /// Counter that is raised to silence the connections that are open then.
+    silenced: watch::Sender<u64>,
 }
 
 impl ApiProxy {
@@ -92,6 +94,7 @@ impl ApiProxy {
             chance: Mutex::new(Chance::new(seed, 0)),
             seen: Mutex::default(),
             expired: watch::Sender::default(),
+            silenced: watch::Sender::default(),
         });
         let stop = CancellationToken::new();
         let tls = serve::tls(&authority.server(&dir, &[])?)?;
@@ -132,6 +135,12 @@ impl ApiProxy {
     /// a Status of 410.
     pub fn expire_watches(&self) {
         self.shared.expired.send_modify(|count| *count += 1);
+    }
+
+    /// Lets nothing more through on the connections that are open now, and doesn't close them either: as a load balancer
+    /// in front of several API servers, of which one has lost its power. New connections lead to another one.
+    pub fn silence_connections(&self) {
+        self.shared.silenced.send_modify(|count| *count += 1);
     }
 
     /// All requests so far, in the order of arrival.

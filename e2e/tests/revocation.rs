@@ -72,8 +72,14 @@ pub(crate) struct Session {
 
 impl Session {
     pub(crate) async fn is(&mut self, connected: bool) -> Result<()> {
+        self.is_within(SOON, connected).await
+    }
+
+    async fn is_within(&mut self, limit: Duration, connected: bool) -> Result<()> {
         let wait = self.connected.wait_for(|now| *now == connected);
-        tokio::time::timeout(SOON, wait).await.with_context(|| format!("connected is not {connected}"))??;
+        tokio::time::timeout(limit, wait)
+            .await
+            .with_context(|| format!("connected is not {connected}"))??;
         Ok(())
     }
 }
@@ -186,6 +192,40 @@ async fn a_stolen_box_is_out_within_seconds_and_stays_out_after_a_failover() -> 
     new_session.is(true).await?;
     ensure!(!*session.connected.borrow(), "the stolen box is in again");
     Ok(())
+}
+
+#[tokio::test]
+async fn a_revocation_passes_silent_connections() -> Result<()> {
+    /// As client-go does by its HTTP/2 pings.
+    const NOTICED: Duration = Duration::from_secs(45);
+    const IN_FORCE: Duration = Duration::from_secs(60);
+    const WATCHED: [&str; 5] = ["nodes", "imageprepulljobs", "imageprepullreports", "configmaps", "secrets"];
+    let cluster = Cluster::start().await?;
+    cluster.edge_nodes(&["edge-1"]).await?;
+    let api = ApiProxy::start(&cluster, 1)?;
+    let cloud = Cloud::start(&cluster).through(&api).await?;
+    let place = Place::here()?;
+    let machine = Machine::joins(&cloud, &place, "edge-1").await?;
+    let mut session = machine.dials(&cloud);
+    session.is(true).await?;
+
+    let watches = || WATCHED.map(|kind| api.count(Requests::WATCHES.on(kind)));
+    api.silence_connections();
+    let (silent, before) = (Instant::now(), watches());
+    cloud.command(&["node", "revoke", "edge-1"]).await?;
+    eventually("every watch is begun again", NOTICED, async || {
+        let now = watches();
+        ensure!(
+            now.iter().zip(&before).all(|(now, before)| now > before),
+            "{WATCHED:?}: {before:?}, {now:?}"
+        );
+        Ok(())
+    })
+    .await?;
+    eprintln!("noticed after {:?}", silent.elapsed());
+    session.is_within(IN_FORCE.saturating_sub(silent.elapsed()), false).await?;
+    eprintln!("in force after {:?}", silent.elapsed());
+    is_refused(&cloud, &machine, "revoked").await
 }
 
 #[tokio::test]

@@ -34,6 +34,7 @@ use crate::edges::pki::peer::Peer;
 use crate::kube_api::cluster::read_with_retry;
 use crate::kube_api::events::Events;
 use crate::kube_api::refusal::{FailureLog, explain};
+use crate::kube_api::watch;
 use alarm::{Alarms, Place};
 use view::View;
 use writer::Writer;
@@ -100,7 +101,7 @@ impl Roster {
     /// Follows the changes that others make, for ever.
     pub(crate) async fn watch(self, client: kube::Client, namespace: String) {
         let maps: Api<ConfigMap> = Api::namespaced(client, &namespace);
-        let config = watcher::Config::default().labels(store::LABEL);
+        let config = watch::config().labels(store::LABEL);
         let mut events = std::pin::pin!(watcher(maps, config).default_backoff());
         let (mut listed, log) = (Vec::new(), FailureLog::default());
         while let Some(event) = events.next().await {

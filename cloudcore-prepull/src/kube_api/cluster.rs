@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use anyhow::Context;
 use hyper::header::{HeaderValue, USER_AGENT};
-use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config, Error};
 use prepull_engine::shared::pacing::Backoff;
 use rustls_pki_types::CertificateDer;
 use tracing::info;
 
+use crate::kube_api::connection::client_builder;
 use crate::kube_api::leader::{Fence, Leadership};
 use crate::kube_api::refusal::FailureLog;
 
@@ -20,7 +20,7 @@ use crate::kube_api::refusal::FailureLog;
 pub(crate) async fn client(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
     let config = config(kubeconfig).await?;
     info!(server = %config.cluster_url, "the API server");
-    Client::try_from(config).context(PREPARE)
+    Ok(client_builder(config).context(PREPARE)?.build())
 }
 
 /// The CAs by which the API server is verified; none where the machine's own are.
@@ -54,15 +54,11 @@ pub(crate) async fn leaders_client(
     let mut config = config(kubeconfig).await?;
     // A retry of a write would be made behind the fence. The callers retry.
     config.default_retry = false;
-    let builder = ClientBuilder::try_from(config).context(PREPARE)?;
-    Ok(builder.with_layer(&Fence(leadership)).build())
+    Ok(client_builder(config).context(PREPARE)?.with_layer(&Fence(leadership)).build())
 }
 
 /// What the API server's audit log calls us.
 const AGENT: &str = concat!("cloudcore-prepull/", env!("CARGO_PKG_VERSION"));
-/// How long a request may go without a byte of an answer: after that, something on the way has dropped the connection.
-/// Longer than an idle watch, which the API server ends after 290 s.
-const READ_TIMEOUT: Duration = Duration::from_secs(300);
 /// The waits between two attempts while the API server does not answer.
 const READ_RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(5));
 /// The context of an error in making a client.
@@ -92,9 +88,6 @@ where
 
 async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
     let mut config = read_config(kubeconfig).await?;
-    config.read_timeout = Some(READ_TIMEOUT);
-    // The timeout counts from the request, not from the last use of the connection.
-    config.reset_reader_on_write = true;
     config.headers.push((USER_AGENT, HeaderValue::from_static(AGENT)));
     Ok(config)
 }

@@ -5,7 +5,6 @@ use std::fmt::Debug;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::Api;
-use kube::runtime::watcher;
 use kube::{Client, Resource};
 use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob, NodeImage};
 use prepull_api::task::NodeName;
@@ -17,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 use crate::kube_api::guarded::{Guarded, id_of, readable};
-use crate::kube_api::watch::{Watched, follow};
+use crate::kube_api::watch::{Watched, config, follow};
 
 type Object<K> = Result<Box<K>, Unreadable>;
 
@@ -34,7 +33,7 @@ pub(crate) async fn node_images(client: Client, inputs: mpsc::Sender<engine::Inp
         gone,
         begins: Some(|| Input::Node(To::NodeImagesListing)),
     };
-    follow(Api::<Guarded<NodeImage>>::all(client), all(), inputs, readable, watched).await;
+    follow(Api::<Guarded<NodeImage>>::all(client), config(), inputs, readable, watched).await;
 }
 
 /// Watches all ImagePullJobs for ever.
@@ -46,7 +45,7 @@ pub(crate) async fn pull_jobs(client: Client, inputs: mpsc::Sender<engine::Input
         gone: |object: &Object<ImagePullJob>| Input::Job(To::PullJobGone(id_of(object).uid)),
         begins: None,
     };
-    follow(Api::<Guarded<ImagePullJob>>::all(client), all(), inputs, readable, watched).await;
+    follow(Api::<Guarded<ImagePullJob>>::all(client), config(), inputs, readable, watched).await;
 }
 
 /// Watches all ImageListPullJobs for ever.
@@ -58,7 +57,7 @@ pub(crate) async fn list_jobs(client: Client, inputs: mpsc::Sender<engine::Input
         gone: |object: &Object<ImageListPullJob>| Input::Job(To::ListJobGone(id_of(object).uid)),
         begins: None,
     };
-    follow(Api::<Guarded<ImageListPullJob>>::all(client), all(), inputs, readable, watched).await;
+    follow(Api::<Guarded<ImageListPullJob>>::all(client), config(), inputs, readable, watched).await;
 }
 
 /// A field selector for the pods that a podSelector may select. The watch delivers a pod that leaves it as deleted.
@@ -75,12 +74,7 @@ pub(crate) async fn pods(client: Client, inputs: mpsc::Sender<engine::Input>) {
         },
         begins: None,
     };
-    let scheduled = watcher::Config::default().fields(SCHEDULED);
-    follow(Api::<PodView>::all(client), scheduled, inputs, pod, watched).await;
-}
-
-fn all() -> watcher::Config {
-    watcher::Config::default()
+    follow(Api::<PodView>::all(client), config().fields(SCHEDULED), inputs, pod, watched).await;
 }
 
 /// The part of a Pod that is read.

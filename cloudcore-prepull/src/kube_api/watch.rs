@@ -28,11 +28,20 @@ use crate::kube_api::stored_job::StoredJob;
 /// The reason of the event on a job that is left to KubeEdge.
 const LEFT_TO_KUBEEDGE: &str = "LeftToKubeEdge";
 
+/// Seconds that a watch lasts before it is begun again, where the last one ended. One that is silent for 5 s longer has
+/// lost its connection: the API server says nothing else for minutes when nothing changes.
+const WATCH_SECONDS: u32 = 30;
+
+/// What every watch of this program begins with.
+pub(crate) fn config() -> watcher::Config {
+    watcher::Config::default().timeout(WATCH_SECONDS)
+}
+
 /// Watches all nodes for ever. Of each it keeps only what planning needs.
 pub(crate) async fn nodes(client: Client, inputs: mpsc::Sender<engine::Input>) {
     follow(
         Api::<Node>::all(client),
-        watcher::Config::default(),
+        config(),
         inputs,
         |node| NodeView::from_node(&node),
         Watched {
@@ -49,7 +58,7 @@ pub(crate) async fn nodes(client: Client, inputs: mpsc::Sender<engine::Input>) {
 /// there; an event says so.
 pub(crate) async fn jobs(client: Client, events: Events, inputs: mpsc::Sender<engine::Input>) {
     let mut left = LeftJobs { events, noticed: HashSet::new() };
-    let stored = watcher(Api::<StoredJob>::all(client), watcher::Config::default()).default_backoff();
+    let stored = watcher(Api::<StoredJob>::all(client), config()).default_backoff();
     follow_events::<StoredJob, _, _, _>(
         stored.filter_map(move |event| std::future::ready(left.leave_out(event))),
         inputs,
@@ -119,8 +128,8 @@ fn uid_of(job: &JobObject) -> JobUid {
 pub(crate) async fn reports(client: Client, inputs: mpsc::Sender<engine::Input>) {
     // A list from the API server's cache: what it may lack is written once more in vain, and the store is spared the
     // reading of every report.
-    let config = watcher::Config::default().any_semantic();
-    let events = watcher(Api::<PartialObjectMeta<ImagePrePullReport>>::all(client), config).default_backoff();
+    let events = watcher(Api::<PartialObjectMeta<ImagePrePullReport>>::all(client), config().any_semantic())
+        .default_backoff();
     // What is written is this program's own, and known.
     let events = events.filter(|event| std::future::ready(!matches!(event, Ok(Event::Apply(_)))));
     follow_events::<ImagePrePullReport, _, _, _>(

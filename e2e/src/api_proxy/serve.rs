@@ -83,15 +83,21 @@ pub(super) async fn serve(
     let Ok(listener) = TcpListener::from_std(listener) else { return };
     while let Some(Ok((stream, _))) = stop.run_until_cancelled(listener.accept()).await {
         let (tls, shared, stop) = (tls.clone(), Arc::clone(&shared), stop.clone());
+        let mut silenced = shared.silenced.subscribe();
         tokio::spawn(async move {
-            let connection = async {
+            let connection = std::pin::pin!(async {
                 let stream = TokioIo::new(tls.accept(stream).await?);
                 let service = service_fn(|request| answer(request, &shared));
                 // Connections are cut on purpose, or by the client.
                 let _ = hyper::server::conn::http1::Builder::new().serve_connection(stream, service).await;
                 anyhow::Ok(())
-            };
-            let _ = stop.run_until_cancelled(connection).await;
+            });
+            tokio::select! {
+                () = stop.cancelled() => {}
+                _ = connection => {}
+                // The connection stays open, and nothing reads from it or writes to it.
+                Ok(()) = silenced.changed() => stop.cancelled().await,
+            }
         });
     }
 }

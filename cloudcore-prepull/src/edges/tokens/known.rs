@@ -9,12 +9,12 @@ use futures::StreamExt;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, Event, watcher};
+use kube::runtime::watcher::{Event, watcher};
 use prepull_admission::tokens::{SecretHash, TOKEN_LABEL, hash_of, id_of};
 use prepull_engine::shared::pacing::TokenBucket;
 
 use crate::kube_api::refusal::FailureLog;
-use crate::kube_api::watch::lasting_problem;
+use crate::kube_api::watch::{self, lasting_problem};
 
 /// Reads of tokens that the watch has not shown, per second and at once. A token that was created a moment ago may be
 /// one of them, but nearly all are wrong: each costs a read from the API server.
@@ -64,7 +64,7 @@ impl Known {
 
     /// Follows the tokens for ever. What has been shown stays known while the watch is broken.
     pub(super) async fn follow(self, secrets: Api<Secret>) {
-        let config = watcher::Config::default().labels(TOKEN_LABEL);
+        let config = watch::config().labels(TOKEN_LABEL);
         let mut events = std::pin::pin!(watcher(secrets, config).default_backoff());
         let (mut listed, log) = (HashMap::new(), FailureLog::default());
         while let Some(event) = events.next().await {
