@@ -35,6 +35,9 @@ mod kube_api {
     mod connection;
     pub(crate) mod definitions;
     pub(crate) mod events;
+    #[cfg(test)]
+    #[allow(clippy::unwrap_used)]
+    mod fake_api;
     pub(crate) mod field_manager;
     mod guarded;
     pub(crate) mod kruise_owner;
@@ -44,6 +47,7 @@ mod kube_api {
     pub(crate) mod leader;
     pub(crate) mod leader_label;
     mod object_write;
+    pub(crate) mod recall;
     pub(crate) mod refusal;
     pub(crate) mod secrets;
     pub(crate) mod status_writer;

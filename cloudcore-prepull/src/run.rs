@@ -20,7 +20,6 @@ use jiff::Timestamp;
 use kube::Client;
 use prepull_api::selector::Selector;
 use prepull_engine::engine::Engine;
-use prepull_engine::prepull::controller;
 use prepull_engine::sites::SiteSettings;
 use prepull_program::errors::with_causes;
 use prepull_program::log::{self, LogFormat};
@@ -39,6 +38,7 @@ use crate::edges::tunnel::{Sessions, end_sessions};
 use crate::kube_api::events::Events;
 use crate::kube_api::leader::{self, Leadership};
 use crate::kube_api::leader_label::{LeaderLabel, own_pod};
+use crate::kube_api::recall::Recalls;
 use crate::kube_api::secrets::Secrets;
 use crate::kube_api::status_writer::Writer;
 use crate::kube_api::withheld::watch_for_consents;
@@ -298,6 +298,7 @@ async fn work(
         secrets: Secrets::new(client.clone(), args.consent.require_secret_consent),
         kruise_writer: kruise_writer::Writer::new(writes.clone()),
         writer: Writer::new(writes.clone(), events.clone()),
+        recalls: Recalls::new(client.clone()),
         events,
         leadership,
         metrics: metrics.clone(),
@@ -313,15 +314,11 @@ async fn work(
     let consents = watch_for_consents(core.secrets.clone(), inputs.clone());
     tokio::spawn(shutdown.clone().run_until_cancelled_owned(consents));
 
-    // Nodes and reports before jobs, since a job is planned when it is first seen; and all before the tunnel, since
-    // an edge with a task of a job that is not known is told to stop.
+    // Nodes before jobs, since a job is planned when it is first seen; and all before the tunnel, since an edge with a task
+    // of a job that is not known is told to stop.
     let nodes = core.vital.guard("the watch of nodes", watch::nodes(client.clone(), inputs.clone()));
     tokio::spawn(nodes.instrument(info_span!("watch", kind = "Node")));
     core.until(&mut inbox, |listed| listed.nodes, &shutdown).await?;
-    let reports = core.writer.read_reports(core.clock.now());
-    if let Some(reports) = shutdown.run_until_cancelled(reports).await {
-        core.handle(controller::Input::Reports(reports).into(), core.clock.now());
-    }
     let jobs = core
         .vital
         .guard("the watch of jobs", watch::jobs(client.clone(), core.events.clone(), inputs.clone()));

@@ -83,7 +83,7 @@ impl Action {
 pub struct Listed {
     /// The Nodes.
     pub nodes: bool,
-    /// The ImagePrePullJobs.
+    /// The ImagePrePullJobs, with the reports of those that go on.
     pub jobs: bool,
     /// Kruise's objects and the pods; never where Kruise's API is not served.
     pub kruise: bool,
@@ -96,6 +96,8 @@ pub struct Engine {
     kruise: Option<Kruise>,
     sites: Sites,
     listed: Listed,
+    /// Whether the list of the ImagePrePullJobs has arrived. Some of them may still be read.
+    has_jobs: bool,
 }
 
 impl Engine {
@@ -123,10 +125,11 @@ impl Engine {
             Input::Prepull(input) => {
                 self.tell_sites(&input, now);
                 self.listed.nodes |= matches!(input, controller::Input::Nodes(_));
-                self.listed.jobs |= matches!(input, controller::Input::Jobs(_));
+                self.has_jobs |= matches!(input, controller::Input::Jobs(_));
                 if let Some(input) = self.share_with_kruise(input, now) {
                     self.prepull.handle(input, now);
                 }
+                self.listed.jobs |= self.has_jobs && !self.prepull.is_loading();
                 for shared in self.prepull.take_new_rates() {
                     self.sites.limit(&shared, now);
                 }

@@ -2,10 +2,11 @@
 
 use std::borrow::Cow;
 
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use prepull_api::crd::job::ImagePrePullJob;
-use prepull_engine::prepull::controller::{JobObject, UnreadableJob, rest_of};
+use prepull_engine::prepull::controller::{JobObject, UnreadableJob, lean, rest_of};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
@@ -22,15 +23,24 @@ pub(crate) struct StoredJob {
 }
 
 impl<'de> Deserialize<'de> for StoredJob {
+    /// From a list or a watch, which need not be kept [whole](Self::whole): see [`lean`].
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let value = Value::deserialize(deserializer)?;
-        let is_kubeedges = kubeedge::has_begun(&value);
-        let error = match serde_path_to_error::deserialize::<_, ImagePrePullJob>(&value) {
+        let mut stored = Self::whole(&Value::deserialize(deserializer)?).map_err(D::Error::custom)?;
+        lean(&mut stored.job, Timestamp::now());
+        Ok(stored)
+    }
+}
+
+impl StoredJob {
+    /// Reads a job with all that it has.
+    pub(super) fn whole(value: &Value) -> Result<Self, serde_json::Error> {
+        let is_kubeedges = kubeedge::has_begun(value);
+        let error = match serde_path_to_error::deserialize::<_, ImagePrePullJob>(value) {
             Ok(job) => return Ok(Self { job: Ok(Box::new(job)), is_kubeedges }),
             // With the path of the field.
             Err(error) => format!("the object cannot be read: {error}"),
         };
-        let metadata = ObjectMeta::deserialize(&value["metadata"]).map_err(D::Error::custom)?;
+        let metadata = ObjectMeta::deserialize(&value["metadata"])?;
         let status = Option::deserialize(&value["status"]).unwrap_or_default();
         let rest = ImagePrePullJob { metadata, status, ..ImagePrePullJob::default() };
         Ok(Self { job: Err(UnreadableJob { rest: Box::new(rest), error }), is_kubeedges })

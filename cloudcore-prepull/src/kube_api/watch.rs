@@ -32,6 +32,9 @@ const LEFT_TO_KUBEEDGE: &str = "LeftToKubeEdge";
 /// lost its connection: the API server says nothing else for minutes when nothing changes.
 const WATCH_SECONDS: u32 = 30;
 
+/// Jobs in one answer: an old one may have 250 KiB until it is read, when little of it is kept.
+const JOBS_IN_PAGE: u32 = 50;
+
 /// What every watch of this program begins with.
 pub(crate) fn config() -> watcher::Config {
     watcher::Config::default().timeout(WATCH_SECONDS)
@@ -58,7 +61,7 @@ pub(crate) async fn nodes(client: Client, inputs: mpsc::Sender<engine::Input>) {
 /// there; an event says so.
 pub(crate) async fn jobs(client: Client, events: Events, inputs: mpsc::Sender<engine::Input>) {
     let mut left = LeftJobs { events, noticed: HashSet::new() };
-    let stored = watcher(Api::<StoredJob>::all(client), config()).default_backoff();
+    let stored = watcher(Api::<StoredJob>::all(client), config().page_size(JOBS_IN_PAGE)).default_backoff();
     follow_events::<StoredJob, _, _, _>(
         stored.filter_map(move |event| std::future::ready(left.leave_out(event))),
         inputs,

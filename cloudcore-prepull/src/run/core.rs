@@ -29,8 +29,9 @@ use crate::edges::tunnel::Sessions;
 use crate::kube_api::events::Events;
 use crate::kube_api::kruise_writer;
 use crate::kube_api::leader::Leadership;
+use crate::kube_api::recall::Recalls;
 use crate::kube_api::secrets::Secrets;
-use crate::kube_api::status_writer::Writer;
+use crate::kube_api::status_writer::{Writer, Written};
 use crate::run::http::edges::Ask;
 use crate::run::metrics::Metrics;
 use crate::run::recorder::Recorder;
@@ -65,6 +66,7 @@ pub(super) struct Core {
     pub(super) clock: Clock,
     /// Its client is fenced: see [`crate::kube_api::leader::Fence`].
     pub(super) writer: Writer,
+    pub(super) recalls: Recalls,
     pub(super) leadership: Leadership,
     pub(super) sessions: Sessions,
     pub(super) roster: Roster,
@@ -160,7 +162,6 @@ impl Core {
                         self.sessions.directory().note_node(node, false);
                         self.roster.set_node(node, None);
                     }
-                    Prepull::Job(job) | Prepull::Recalled(_, _, Some(job)) => self.writer.note_job(job),
                     Prepull::Session(SessionEvent::Message {
                         node,
                         message: EdgeMessage::Result(result),
@@ -169,7 +170,6 @@ impl Core {
                         log_result(&self.sessions, node, result);
                         self.trace(node, result, now);
                     }
-                    Prepull::Jobs(jobs) => jobs.iter().for_each(|job| self.writer.note_job(job)),
                     _ => {}
                 }
             }
@@ -237,16 +237,21 @@ impl Core {
             // A message that finds no session is not lost: the node's next Hello brings the matter up again.
             Action::Send(node, message) => _ = self.sessions.send(&node, message),
             Action::Event(event) => self.events.send(event),
-            Action::Write { job, name, version, content } => {
+            Action::Write { job, name, version, replaces, content } => {
                 let (writer, inputs) = (self.writer.clone(), self.inputs.clone());
                 let (metrics, began) = (self.metrics.clone(), Instant::now());
                 self.work.spawn(async move {
                     // The engine waits for the outcome, and writes nothing more of the object before it.
-                    let outcome = caught(writer.write(&job, &name, &content)).await;
-                    let outcome = outcome.unwrap_or(WriteOutcome::Failed);
+                    let written = caught(writer.write(&job, &name, replaces.as_deref(), &content)).await;
+                    let Written { outcome, stored, edited } =
+                        written.unwrap_or_else(|| Written::nothing(WriteOutcome::Failed));
                     metrics.measure_write(outcome, began.elapsed());
                     let object = content.object();
-                    let _ = inputs.send(Input::Written { job, object, version, outcome }.into()).await;
+                    let _ =
+                        inputs.send(Input::Written { job, object, version, outcome, stored }.into()).await;
+                    if let Some(edited) = edited {
+                        let _ = inputs.send(Input::Job(edited).into()).await;
+                    }
                 });
             }
             Action::Delete { job, name } => {
@@ -255,10 +260,9 @@ impl Core {
             }
             Action::Forget(job) => self.writer.forget(&job),
             Action::Recall { job, name } => {
-                let (writer, inputs) = (self.writer.clone(), self.inputs.clone());
+                let (recalls, inputs) = (self.recalls.clone(), self.inputs.clone());
                 self.work.spawn(async move {
-                    let reports = writer.read_reports_of(&job).await;
-                    let object = writer.read_job(&job, &name).await;
+                    let (object, reports) = recalls.read(&job, &name).await;
                     let _ = inputs.send(Input::Recalled(job, reports, object).into()).await;
                 });
             }

@@ -135,13 +135,16 @@ impl Api {
         Some(Ok(Box::new(object)))
     }
 
-    pub(crate) fn list_reports(&self) -> Vec<ImagePrePullReport> {
-        let report = |((job, _), stored): (&(JobUid, u32), &Stored<ReportBody>)| {
+    /// The reports of a job.
+    pub(crate) fn read_reports(&self, job: &JobUid) -> Vec<ImagePrePullReport> {
+        let report = |(_, stored): (_, &Stored<ReportBody>)| {
             let owner = OwnerReference { uid: job.0.clone(), ..OwnerReference::default() };
-            let metadata = ObjectMeta { owner_references: Some(vec![owner]), ..ObjectMeta::default() };
+            let resource_version = Some(stored.version.to_string());
+            let metadata =
+                ObjectMeta { owner_references: Some(vec![owner]), resource_version, ..ObjectMeta::default() };
             ImagePrePullReport { types: None, metadata, body: stored.object.clone() }
         };
-        self.reports.iter().map(report).collect()
+        self.reports.range((job.clone(), 0)..=(job.clone(), u32::MAX)).map(report).collect()
     }
 
     /// The version of an object, if it exists.

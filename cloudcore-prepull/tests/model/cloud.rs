@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use prepull_api::crd::job::ImagePrePullJobSpec;
 use prepull_api::crd::report::ReportBody;
+use prepull_api::crd::status::ImagePrePullJobStatus;
 use prepull_api::task::{JobUid, NodeName, PullPolicy};
 use prepull_api::wire::{Assign, CloudMessage, EdgeMessage, Key};
 use prepull_engine::prepull::controller::{
-    Action, Content, Controller, Dispatch, Input, JobObject, Object, rest_of,
+    Action, Content, Controller, Dispatch, Input, JobObject, Object, lean, rest_of,
 };
 use prepull_engine::shared::node_view::NodeView;
 use prepull_engine::shared::outcomes::{DispatchOutcome, WriteOutcome};
@@ -44,8 +45,9 @@ pub(crate) enum DispatchFate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Boot {
     Nodes,
-    Reports,
     Jobs,
+    /// The jobs that go on, one by one.
+    Recalls,
     Up,
 }
 
@@ -61,6 +63,15 @@ pub(crate) struct Write {
     pub(crate) content: Content,
     /// The value of [`Cloud::stirred`] when the write began.
     pub(crate) stirred: u64,
+}
+
+/// A job that is read: first itself, then its reports.
+pub(crate) struct Recall {
+    job: JobUid,
+    /// What was read of it, once it was; `None` inside where it is gone.
+    object: Option<Option<JobObject>>,
+    /// The newest that the watch has said of it since.
+    newest: Option<Seen>,
 }
 
 pub(crate) enum Watched {
@@ -80,8 +91,9 @@ pub(crate) struct Cloud {
     pub(crate) deletes: Vec<JobUid>,
     /// The dispatches under way, and when each began.
     pub(crate) dispatches: Vec<(Dispatch, u64)>,
-    /// The versions of objects that the writer knows.
-    pub(crate) versions: HashMap<(JobUid, Object), u64>,
+    pub(crate) recalls: VecDeque<Recall>,
+    /// The generation of each job that the controller knows.
+    generations: HashMap<JobUid, i64>,
     /// The current connection of each node, as the registry of sessions has it.
     pub(crate) registry: BTreeMap<NodeName, u64>,
     pub(crate) sessions: u64,
@@ -107,7 +119,8 @@ impl Cloud {
             writes: Vec::new(),
             deletes: Vec::new(),
             dispatches: Vec::new(),
-            versions: HashMap::new(),
+            recalls: VecDeque::new(),
+            generations: HashMap::new(),
             registry: BTreeMap::new(),
             sessions: 0,
             nodes: BTreeSet::new(),
@@ -135,7 +148,7 @@ impl Cloud {
     pub(crate) fn watched(&mut self, event: Watched) {
         // A watch begins with the list.
         match event {
-            Watched::Job(_) | Watched::JobGone(_) if self.boot == Boot::Up => {
+            Watched::Job(_) | Watched::JobGone(_) if matches!(self.boot, Boot::Recalls | Boot::Up) => {
                 self.watches[0].push_back(event);
             }
             Watched::Node(_) | Watched::NodeGone(_) if self.boot != Boot::Nodes => {
@@ -166,40 +179,74 @@ impl World {
                 let nodes = self.api.nodes.values().cloned().collect();
                 self.give(Input::Nodes(nodes));
                 self.flush();
-                self.cloud.boot = Boot::Reports;
-            }
-            Boot::Reports => {
-                for ((job, index), stored) in &self.api.reports {
-                    self.cloud.versions.insert((job.clone(), Object::Report(*index)), stored.version);
-                }
-                let reports = self.api.list_reports();
-                self.api.overtaken.clear();
-                self.give(Input::Reports(reports));
                 self.cloud.boot = Boot::Jobs;
             }
             Boot::Jobs => {
+                self.api.overtaken.clear();
                 self.api.overtaken_runs.clear();
                 self.give(Input::Jobs(self.api.list()));
                 self.flush();
-                self.cloud.boot = Boot::Up;
-                self.log(|| "cloud: up".to_owned());
+                self.cloud.boot = Boot::Recalls;
+                self.come_up();
             }
-            Boot::Up => {
+            Boot::Recalls | Boot::Up => {
                 for _ in 0..inputs {
                     let Some(input) = self.cloud.inputs.pop_front() else { break };
                     self.give(input);
                 }
+                self.go_on_reading();
                 self.give(Input::Tick);
                 self.flush();
+                self.come_up();
             }
         }
     }
 
-    fn give(&mut self, input: Input) {
+    /// Sessions begin once all jobs are known that go on.
+    fn come_up(&mut self) {
+        if self.cloud.boot == Boot::Recalls && !self.cloud.controller.is_loading() {
+            self.cloud.boot = Boot::Up;
+            self.log(|| "cloud: up".to_owned());
+        }
+    }
+
+    /// Reads the next job, or the reports of the one that was read last.
+    fn go_on_reading(&mut self) {
+        let Some(recall) = self.cloud.recalls.front_mut() else { return };
+        let job = recall.job.clone();
+        if recall.object.is_none() {
+            self.api.overtaken_runs.remove(&job);
+            recall.object = Some(self.api.read(&job));
+            return;
+        }
+        let reports = self.api.read_reports(&job);
+        self.api.overtaken.retain(|(of, _), _| *of != job);
+        let Some(Recall { object, newest, .. }) = self.cloud.recalls.pop_front() else { return };
+        let object = object.flatten();
+        let newest = newest.filter(|_| object.is_some());
+        self.give(Input::Recalled(job, reports, object));
+        if let Some(newest) = newest {
+            self.tell_of(newest, false);
+        }
+    }
+
+    /// Whether the leader has read the object.
+    fn has_read(&self, job: &JobUid, object: Object) -> bool {
+        let recall = self.cloud.recalls.iter().find(|recall| recall.job == *job);
+        let is_read = recall.is_none_or(|recall| object == Object::Status && recall.object.is_some());
+        is_read && matches!(self.cloud.boot, Boot::Recalls | Boot::Up)
+    }
+
+    fn give(&mut self, mut input: Input) {
         if !matches!(input, Input::Tick) {
             self.log(|| format!("cloud ◀ {}", brief(&input)));
         }
         let news = self.tell_check(&input);
+        match &mut input {
+            Input::Job(job) => lean(job, at(self.now)),
+            Input::Jobs(jobs) => jobs.iter_mut().for_each(|job| lean(job, at(self.now))),
+            _ => {}
+        }
         self.cloud.stir(&input, news);
         self.cloud.controller.handle(input, at(self.now));
     }
@@ -208,12 +255,8 @@ impl World {
     fn tell_check(&mut self, input: &Input) -> bool {
         let loads = self.cloud.boot == Boot::Jobs || matches!(input, Input::Recalled(..));
         let mut news = false;
-        for Seen { job, version, generation, spec } in jobs(input) {
-            // The version that the first write of the status replaces.
-            self.cloud.versions.entry((job.clone(), Object::Status)).or_insert(version);
-            let status = self.api.jobs.get(&job).and_then(|stored| stored.object.status.as_ref());
-            let loaded = loads.then(|| status.cloned().unwrap_or_default());
-            news |= self.check.delivered(&job, generation, spec, loaded.as_ref(), self.now);
+        for seen in jobs(input) {
+            news |= self.tell_of(seen, loads);
         }
         match input {
             Input::Nodes(nodes) => {
@@ -242,6 +285,25 @@ impl World {
             _ => {}
         }
         news
+    }
+
+    /// Notes a job that the controller gets to know. Returns whether its spec is new.
+    fn tell_of(&mut self, seen: Seen, loads: bool) -> bool {
+        let recall = self.cloud.recalls.iter_mut().find(|recall| recall.job == seen.job);
+        if let Some(recall) = recall.filter(|_| !loads) {
+            // It counts once the job is read.
+            recall.newest = Some(seen);
+            return true;
+        }
+        let Seen { job, status, generation, spec } = seen;
+        let known = self.cloud.generations.entry(job.clone()).or_insert(generation);
+        if !loads && generation < *known {
+            // The watch is behind.
+            return false;
+        }
+        *known = generation;
+        let loaded = loads.then(|| status.unwrap_or_default());
+        self.check.delivered(&job, generation, spec, loaded.as_ref(), self.now)
     }
 
     fn flush(&mut self) {
@@ -282,7 +344,7 @@ impl World {
                 self.check.dispatched(&self.api, &order);
                 self.cloud.dispatches.push((order, self.now));
             }
-            Action::Write { job, version, content, .. } => {
+            Action::Write { job, version, replaces, content, .. } => {
                 self.log(|| format!("  write {job} {}", shown(&content)));
                 let object = content.object();
                 let under_way = |write: &Write| write.job == job && write.content.object() == object;
@@ -291,7 +353,7 @@ impl World {
                     "two writes of {object:?} of {job} at a time"
                 );
                 self.check.emitted(&job, &content, self.now);
-                let expected = self.cloud.versions.get(&(job.clone(), object)).copied();
+                let expected = replaces.and_then(|version| version.parse().ok());
                 let stirred = self.cloud.stirred;
                 self.cloud.writes.push(Write { job, version, expected, content, stirred });
             }
@@ -300,22 +362,9 @@ impl World {
                 self.check.expires(&self.api, &job, self.now);
                 self.cloud.deletes.push(job);
             }
-            Action::Forget(job) => self.cloud.versions.retain(|(known, _), _| *known != job),
+            Action::Forget(_) => {}
             Action::Recall { job, .. } => {
-                let of_job = |report: &prepull_api::crd::report::ImagePrePullReport| {
-                    report.metadata.owner_references.iter().flatten().any(|owner| owner.uid == job.0)
-                };
-                let reports: Vec<_> = self.api.list_reports().into_iter().filter(of_job).collect();
-                for report in &reports {
-                    let key = (job.clone(), Object::Report(report.body.index));
-                    if let Some(version) = self.api.version(&key) {
-                        self.cloud.versions.insert(key, version);
-                    }
-                }
-                self.api.overtaken.retain(|(of, _), _| *of != job);
-                self.api.overtaken_runs.remove(&job);
-                let object = self.api.read(&job);
-                self.give(Input::Recalled(job, reports, object));
+                self.cloud.recalls.push_back(Recall { job, object: None, newest: None });
             }
         }
     }
@@ -327,14 +376,20 @@ impl World {
         }
         let Write { job, version, expected, content, stirred } = self.cloud.writes.remove(which);
         let (object, key) = (content.object(), (job.clone(), content.object()));
-        let outcome = if fate == Fate::Lost || self.is_refused(object) {
+        let mut edited = None;
+        let (outcome, stored) = if fate == Fate::Lost || self.is_refused(object) {
             self.cloud.wrote.remove(&key);
-            WriteOutcome::Failed
+            (WriteOutcome::Failed, None)
         } else {
             let mut landed = self.land(&job, expected, &content, false);
             if landed == Err(Refused::Conflict) {
                 // The writer reads the current version, and makes the write once more.
                 let current = self.api.version(&key);
+                let generation = |job: &JobObject| rest_of(job).metadata.generation;
+                if let Content::Status(status) = &content {
+                    edited = self.api.read(&job);
+                    edited = edited.filter(|job| generation(job) != status.observed_generation);
+                }
                 landed = self.land(&job, current, &content, false);
             }
             match landed {
@@ -345,23 +400,20 @@ impl World {
                     let now = (content, stirred);
                     let known = self.cloud.wrote.get(&key);
                     assert!(known != Some(&now), "written although nothing changed: {job} {object:?}");
-                    self.cloud.versions.insert(key.clone(), version);
                     self.cloud.wrote.insert(key, now);
-                    WriteOutcome::Done
+                    (WriteOutcome::Done, Some(version.to_string()))
                 }
                 Ok(_) => {
                     self.cloud.wrote.remove(&key);
-                    WriteOutcome::Failed
+                    (WriteOutcome::Failed, None)
                 }
-                Err(Refused::Gone) => {
-                    self.cloud.versions.retain(|(known, _), _| *known != job);
-                    WriteOutcome::Gone
-                }
+                Err(Refused::Gone) => (WriteOutcome::Gone, None),
                 Err(Refused::Conflict) => unreachable!("made once more"),
             }
         };
         self.log(|| format!("api: {object:?} of {job}: {fate:?}, {outcome:?}"));
-        self.cloud.inputs.push_back(Input::Written { job, object, version, outcome });
+        self.cloud.inputs.push_back(Input::Written { job, object, version, outcome, stored });
+        self.cloud.inputs.extend(edited.map(Input::Job));
     }
 
     /// Whether the API server refuses writes of such objects at the moment.
@@ -383,11 +435,8 @@ impl World {
         };
         let run = self.api.first_attempt(job);
         let version = self.api.write(job, expected, content)?;
-        // Whether the leader has already read the object, without this write.
-        let read = match content.object() {
-            Object::Status => self.cloud.boot == Boot::Up,
-            Object::Report(_) => matches!(self.cloud.boot, Boot::Jobs | Boot::Up),
-        };
+        // Without this write.
+        let read = self.has_read(job, content.object());
         if let (Object::Report(index), Some(before)) = (content.object(), before.filter(|_| ghost && read)) {
             self.api.overtaken.insert((job.clone(), index), before);
         }
@@ -500,7 +549,7 @@ impl World {
 /// A job in an input.
 pub(crate) struct Seen {
     pub(crate) job: JobUid,
-    pub(crate) version: u64,
+    status: Option<ImagePrePullJobStatus>,
     pub(crate) generation: i64,
     /// `None` for a job that cannot be read.
     pub(crate) spec: Option<ImagePrePullJobSpec>,
@@ -512,7 +561,7 @@ pub(crate) fn jobs(input: &Input) -> Vec<Seen> {
         let metadata = &rest_of(object).metadata;
         Some(Seen {
             job: JobUid(metadata.uid.clone()?),
-            version: metadata.resource_version.as_ref()?.parse().ok()?,
+            status: rest_of(object).status.clone(),
             generation: metadata.generation?,
             spec: object.as_ref().ok().map(|job| job.spec.clone()),
         })

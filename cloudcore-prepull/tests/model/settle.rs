@@ -148,6 +148,7 @@ impl World {
                 || !self.cloud.dispatches.is_empty()
                 || !self.cloud.deletes.is_empty()
                 || !self.cloud.inputs.is_empty()
+                || !self.cloud.recalls.is_empty()
                 || self.cloud.boot != Boot::Up;
             while !self.cloud.writes.is_empty() {
                 self.finish_write(0, Fate::Answered);

@@ -54,7 +54,6 @@ pub(crate) fn brief(input: &Input) -> String {
         Input::Nodes(nodes) => format!("{} nodes", nodes.len()),
         Input::Node(node) => format!("node {} ready {}", node.name, node.ready),
         Input::NodeGone(node) => format!("node {node} gone"),
-        Input::Reports(reports) => format!("{} reports", reports.len()),
         Input::ReportsListed(reports) => format!("{} reports exist", reports.len()),
         Input::ReportGone { job, index } => format!("report {index} of {job} gone"),
         Input::Recalled(job, reports, _) => format!("{} reports of {job}", reports.len()),
@@ -74,7 +73,7 @@ pub(crate) fn brief(input: &Input) -> String {
         Input::Dispatched { job, node, attempt, outcome } => {
             format!("dispatched {job}/{attempt} to {node}: {outcome:?}")
         }
-        Input::Written { job, object, version, outcome } => {
+        Input::Written { job, object, version, outcome, .. } => {
             format!("written {object:?} of {job} v{version}: {outcome:?}")
         }
         Input::SecretAllowed { job, secret } => format!("{job} may use {secret}"),

@@ -118,7 +118,6 @@ impl World {
             ready: true,
         };
         self.happens(Prepull::Nodes((0..nodes).map(view).collect()).into());
-        self.happens(Prepull::Reports(Vec::new()).into());
         self.happens(Prepull::Jobs(Vec::new()).into());
         if kruise {
             self.happens(kruise::Input::Node(node_images::Input::NodeImages(Vec::new())).into());
@@ -267,7 +266,7 @@ impl World {
     fn carry_out(&mut self, action: controller::Action) {
         use controller::{Action as Do, Input};
         match action {
-            Do::Write { job, name, version, content } => {
+            Do::Write { job, name, version, content, .. } => {
                 self.figures.writes += 1;
                 let object = content.object();
                 if let Content::Status(status) = content {
@@ -278,7 +277,8 @@ impl World {
                     known["status"] = serde_json::to_value(status).expect("a status");
                     self.job_changed(&name);
                 }
-                let written = Input::Written { job, object, version, outcome: WriteOutcome::Done };
+                let outcome = WriteOutcome::Done;
+                let written = Input::Written { job, object, version, outcome, stored: None };
                 self.happens_after(WRITE, written.into());
             }
             Do::Dispatch(order) => {

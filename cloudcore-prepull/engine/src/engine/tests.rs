@@ -113,7 +113,6 @@ fn a_node_that_pulls_for_one_api_is_busy_for_the_other_until_it_has_ended() {
     let of_node = |input| kruise::Input::Node(input).into();
     for input in [
         Prepull::Nodes(vec![NodeView { name: node.clone(), labels, ready: true }]).into(),
-        Prepull::Reports(Vec::new()).into(),
         Prepull::Jobs(Vec::new()).into(),
         of_node(node_images::Input::NodeImages(vec![Ok(Box::new(image.unwrap()))])),
         kruise::Input::Job(jobs::Input::Pods(Vec::new())).into(),
@@ -132,7 +131,8 @@ fn a_node_that_pulls_for_one_api_is_busy_for_the_other_until_it_has_ended() {
                 match action {
                     Action::Prepull(controller::Action::Write { job, version, content, .. }) => {
                         let (object, outcome) = (content.object(), WriteOutcome::Done);
-                        engine.handle(Prepull::Written { job, object, version, outcome }.into(), now);
+                        let written = Prepull::Written { job, object, version, outcome, stored: None };
+                        engine.handle(written.into(), now);
                     }
                     Action::Prepull(controller::Action::Dispatch(order)) => {
                         sent.push(TaskId { job: order.job.uid.clone(), attempt: order.attempt });

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use prepull_api::crd::report::{ImagePrePullReport, ReportBody};
+use prepull_api::crd::report::ImagePrePullReport;
 use prepull_api::crd::status::{JobPhase, NodeClock, Summary};
 use prepull_api::task::{JobUid, NodeName, TaskId};
 use prepull_api::wire::CloudMessage;
@@ -37,8 +37,8 @@ use crate::shared::slots::Slots;
 use crate::sites::Shared;
 pub use io::{Action, Content, Dispatch, Input, JobObject, Object, UnreadableJob, rest_of};
 use job::Job;
-use parked::Parked;
-pub use parked::{PARK_AFTER, needs_reports};
+pub use parked::{PARK_AFTER, lean};
+use parked::{Parked, is_settled};
 use pins::Unpinned;
 
 /// See the module.
@@ -54,10 +54,10 @@ pub struct Controller {
     /// Jobs whose pins go, since the last flush.
     unpinned: BTreeMap<JobUid, Unpinned>,
     jobs: HashMap<JobUid, Job>,
-    /// Jobs that have been over for long. None of them is in `jobs` as well.
+    /// Jobs that have been over for long, or are being read. None of them is in `jobs` as well.
     parked: HashMap<JobUid, Parked>,
-    /// The reports of jobs that the watch has not listed yet.
-    reports: HashMap<JobUid, Vec<ReportBody>>,
+    /// The jobs of [`Action::Recall`] that no [`Input::Recalled`] has answered yet.
+    recalling: HashSet<JobUid>,
     agenda: Agenda,
     slots: Slots,
     /// Jobs that a write did not find. The watch may still deliver their last changes, which are ignored.
@@ -102,7 +102,6 @@ impl Controller {
             }
             Input::Node(node) => self.apply_node(node),
             Input::NodeGone(name) => self.remove_node(&name),
-            Input::Reports(reports) => self.take_reports(reports),
             Input::ReportsListed(listed) => {
                 let listed: HashSet<(JobUid, u32)> = listed.into_iter().collect();
                 for uid in self.jobs.keys().cloned().collect::<Vec<_>>() {
@@ -114,16 +113,19 @@ impl Controller {
                 self.change_job(&job, |job, _| job.rewrite_reports(|gone| gone == index));
             }
             Input::Recalled(uid, reports, object) => {
-                // If the job is gone, the watch says so, or has done so already.
-                if let Some(object) = object.filter(|object| !is_being_deleted(object))
-                    && let Some(parked) = self.parked.remove(&uid)
-                {
+                self.recalling.remove(&uid);
+                let Some(object) = object.filter(|object| !is_being_deleted(object)) else {
+                    // The job is gone: the watch says so, or has done so already.
+                    if let Some(parked) = self.parked.get_mut(&uid) {
+                        parked.recalled = None;
+                    }
+                    return;
+                };
+                if let Some(parked) = self.parked.remove(&uid) {
                     self.agenda.remove(&uid);
-                    self.load(&uid, &object, reports.into_iter().map(|report| report.body).collect());
+                    self.load(&uid, &object, reports);
                     self.unpin_unless_wanted(&uid, parked.pins);
-                    if let Some(newest) = parked.recalled
-                        && job::generation_of(&newest) > job::generation_of(&object)
-                    {
+                    if let Some(newest) = parked.recalled {
                         self.apply_job(&newest);
                     }
                 }
@@ -139,8 +141,6 @@ impl Controller {
                     self.apply_job(job);
                 }
                 self.gone.retain(|uid| listed.contains(uid));
-                // The remaining reports belong to deleted jobs; the API server garbage-collects them.
-                self.reports = HashMap::new();
             }
             Input::Job(job) => self.apply_job(&job),
             Input::JobGone(uid) => {
@@ -154,15 +154,17 @@ impl Controller {
             Input::SecretAllowed { job, secret } => {
                 self.change_job(&job, |job, effects| job.end_waits_for(&secret, effects.now));
             }
-            Input::Written { job, object, version, outcome } => match (object, outcome) {
+            Input::Written { job, object, version, outcome, stored } => match (object, outcome) {
                 (Object::Status, WriteOutcome::Gone) => {
                     self.remove_job(&job);
                     self.gone.insert(job);
                 }
                 (_, outcome) => {
                     let done = outcome == WriteOutcome::Done;
-                    if !self.change_job(&job, |job, effects| job.finish_write(object, version, done, effects))
-                    {
+                    let finish = |job: &mut Job, effects: &mut Effects<'_>| {
+                        job.finish_write(object, version, stored, done, effects);
+                    };
+                    if !self.change_job(&job, finish) {
                         // The write was in flight when the job was deleted.
                         self.actions.push(Action::Forget(job));
                     }
@@ -214,6 +216,11 @@ impl Controller {
         self.agenda.wakeup()
     }
 
+    /// Whether jobs that go on are still being read.
+    pub fn is_loading(&self) -> bool {
+        !self.recalling.is_empty()
+    }
+
     /// All Nodes, by their names.
     pub fn nodes(&self) -> impl Iterator<Item = &NodeView> {
         self.nodes.values()
@@ -229,15 +236,6 @@ impl Controller {
         self.jobs.values().map(Job::phase).chain(self.parked.values().map(|job| job.phase))
     }
 
-    fn take_reports(&mut self, reports: Vec<ImagePrePullReport>) {
-        for report in reports {
-            let owner = report.metadata.owner_references.unwrap_or_default().into_iter().next();
-            if let Some(owner) = owner {
-                self.reports.entry(JobUid(owner.uid)).or_default().push(report.body);
-            }
-        }
-    }
-
     fn park(&mut self, uid: &JobUid, parked: Parked) {
         self.jobs.remove(uid);
         self.actions.push(Action::Forget(uid.clone()));
@@ -246,7 +244,9 @@ impl Controller {
     }
 
     fn delete_parked(&mut self, uid: &JobUid) {
-        let Some(parked) = self.parked.get_mut(uid) else { return };
+        let Some(parked) = self.parked.get_mut(uid).filter(|parked| parked.recalled.is_none()) else {
+            return;
+        };
         if parked.delete_at.is_some_and(|due| due <= self.now) {
             parked.delete_at = self.now.checked_add(DELETE_RETRY).ok();
             self.actions.push(Action::Delete { job: uid.clone(), name: parked.name.clone() });
@@ -332,7 +332,7 @@ impl Controller {
                 parked.recalled = Some(object.clone());
             } else if newest.is_none() && parked.is_edited(object) {
                 parked.recalled = Some(object.clone());
-                self.actions.push(Action::Recall { job: uid, name: parked.name.clone() });
+                self.recall(uid);
             }
             return;
         }
@@ -348,22 +348,25 @@ impl Controller {
             }
             return;
         }
-        let reports = self.reports.remove(&uid).unwrap_or_default();
-        if let Some(parked) = Parked::settled(object, self.now) {
-            self.agenda.add(&uid, created(object, self.now));
-            self.park(&uid, parked);
-        } else if let Some(parked) = Parked::without_reports(object, &reports) {
-            let name = parked.name.clone();
-            self.agenda.add(&uid, created(object, self.now));
-            self.parked.insert(uid.clone(), Parked { recalled: Some(object.clone()), ..parked });
-            self.actions.push(Action::Recall { job: uid, name });
+        let Some(parked) = Parked::begun(object) else { return self.load(&uid, object, Vec::new()) };
+        self.agenda.add(&uid, created(object, self.now));
+        if is_settled(object, self.now) {
+            self.parked.insert(uid, parked);
         } else {
-            self.load(&uid, object, reports);
+            self.parked.insert(uid.clone(), Parked { recalled: Some(object.clone()), ..parked });
+            self.recall(uid);
         }
     }
 
+    /// Asks for a parked job, which is to go on.
+    fn recall(&mut self, uid: JobUid) {
+        let Some(Parked { name, .. }) = self.parked.get(&uid) else { return };
+        self.actions.push(Action::Recall { job: uid.clone(), name: name.clone() });
+        self.recalling.insert(uid);
+    }
+
     /// Loads a job that is not in memory, with all reports that the API server has of it.
-    fn load(&mut self, uid: &JobUid, object: &JobObject, reports: Vec<ReportBody>) {
+    fn load(&mut self, uid: &JobUid, object: &JobObject, reports: Vec<ImagePrePullReport>) {
         self.agenda.add(uid, created(object, self.now));
         let capacity = self.report_capacity.unwrap_or(usize::MAX);
         let mut effects = Effects::new(self.now, &mut self.actions);

@@ -15,7 +15,7 @@ const LABEL_LENGTH: usize = 63;
 
 /// The name of a report. It contains a part of the UID, because the reports of a deleted job may still be there when
 /// another job of its name is created.
-pub(super) fn report_name(job: &JobUid, name: &str, index: u32) -> String {
+pub(crate) fn report_name(job: &JobUid, name: &str, index: u32) -> String {
     let name = name.get(..NAME_LENGTH).unwrap_or(name).trim_end_matches(['.', '-']);
     let uid: String = job.0.chars().filter(char::is_ascii_alphanumeric).take(8).collect();
     format!("{name}-{}-{index}", uid.to_lowercase())

@@ -28,7 +28,8 @@ fn core(inputs: mpsc::Sender<Input>) -> Core {
         sessions: Sessions::default(),
         secrets: Secrets::new(client.clone(), true),
         kruise_writer: kruise_writer::Writer::new(client.clone()),
-        writer: Writer::new(client, events.clone()),
+        writer: Writer::new(client.clone(), events.clone()),
+        recalls: Recalls::new(client),
         events,
         leadership: Leadership::undisputed(),
         metrics: Arc::default(),
@@ -47,7 +48,8 @@ async fn a_write_that_panics_counts_as_failed() {
     let job = JobUid("u".to_owned());
     let content = Content::Status(Box::default());
     let mut core = core(inputs);
-    core.act_for_job(controller::Action::Write { job, name: "nginx".to_owned(), version: 7, content });
+    let (name, replaces) = ("nginx".to_owned(), None);
+    core.act_for_job(controller::Action::Write { job, name, version: 7, replaces, content });
     let input = tokio::time::timeout(SOON, receiver.recv()).await.unwrap().unwrap();
     assert!(
         matches!(

@@ -23,7 +23,7 @@ fn dispatched(outcome: DispatchOutcome) -> Input {
 }
 
 fn written(outcome: WriteOutcome) -> Input {
-    Input::Written { job: job(), object: Object::Status, version: 1, outcome }
+    Input::Written { job: job(), object: Object::Status, version: 1, outcome, stored: None }
 }
 
 fn result(outcome: TaskOutcome) -> Input {

@@ -26,8 +26,6 @@ pub enum Input {
     Node(NodeView),
     /// A Node was deleted.
     NodeGone(NodeName),
-    /// The reports of all jobs that [need them](super::needs_reports): once, before the first [`Input::Jobs`].
-    Reports(Vec<ImagePrePullReport>),
     /// The reports that exist, by job and index: again after each break of their watch.
     ReportsListed(Vec<(JobUid, u32)>),
     /// A report was deleted.
@@ -37,11 +35,12 @@ pub enum Input {
         /// Its index.
         index: u32,
     },
-    /// The answer to [`Action::Recall`]: the reports of the job, and the job as it is now, unless it is gone.
+    /// The answer to [`Action::Recall`]: the job, unless it is gone, and then its reports, which were read after it.
     Recalled(JobUid, Vec<ImagePrePullReport>, Option<JobObject>),
-    /// The whole list of jobs, after which those that are not in it are gone.
+    /// The whole list of jobs, after which those that are not in it are gone. What [`lean`](super::lean) leaves of each is
+    /// enough.
     Jobs(Vec<JobObject>),
-    /// A job is new or changed.
+    /// A job is new or changed. What [`lean`](super::lean) leaves of it is enough.
     Job(JobObject),
     /// A job was deleted.
     JobGone(JobUid),
@@ -75,6 +74,9 @@ pub enum Input {
         version: u64,
         /// How the write ended.
         outcome: WriteOutcome,
+        /// The resourceVersion that the object has by that, if the write is known to be made.
+        #[serde(default)]
+        stored: Option<String>,
     },
     /// Nothing happened but that time has passed.
     Tick,
@@ -143,6 +145,8 @@ pub enum Action {
         name: String,
         /// A number that [`Input::Written`] returns.
         version: u64,
+        /// The resourceVersion that the write replaces, as far as it is known. `None` for a report: there is none yet.
+        replaces: Option<String>,
         /// What is to be written.
         content: Content,
     },
@@ -155,7 +159,7 @@ pub enum Action {
     },
     /// Forget the job, which is gone or has been over for long: nothing more is written for it.
     Forget(JobUid),
-    /// Read a job that had been over for long and was edited, and its reports.
+    /// Read a job that has begun, and then its reports: it is to go on.
     Recall {
         /// The job.
         job: JobUid,

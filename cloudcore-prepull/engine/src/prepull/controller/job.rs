@@ -345,7 +345,8 @@ impl Job {
 
     fn write(&self, version: u64, content: Content) -> Action {
         let (job, name) = (self.events.uid().clone(), self.events.name().to_owned());
-        Action::Write { job, name, version, content }
+        let replaces = self.output.version(content.object());
+        Action::Write { job, name, version, replaces, content }
     }
 
     /// A write ended; what waited for it goes out.
@@ -353,10 +354,11 @@ impl Job {
         &mut self,
         object: Object,
         version: u64,
+        stored: Option<String>,
         done: bool,
         effects: &mut Effects<'_>,
     ) {
-        for deferred in self.output.finish_write(object, version, done, effects.now) {
+        for deferred in self.output.finish_write(object, version, stored, done, effects.now) {
             self.release(deferred, effects);
         }
     }

@@ -1,15 +1,16 @@
-//! Parked jobs: they have been over for long, and their records are in the reports but no longer in memory. Jobs pile up
-//! in a cluster unless somebody deletes them.
+//! Parked jobs: they have begun, and their records are in the reports but not in memory. Most have been over for long: jobs
+//! pile up in a cluster unless somebody deletes them. A job that an earlier run of cloudcore has begun is parked too while
+//! it is being read.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::crd::job::ImagePrePullJobSpec;
-use prepull_api::crd::report::ReportBody;
 use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase};
 
 use super::job::is_end_unknown;
-use super::{JobObject, rest_of};
+use super::{JobObject, UnreadableJob, rest_of};
 
 /// How long after its end a job still records late results. A later result is acknowledged, and written nowhere: its
 /// images concern the next job.
@@ -32,43 +33,25 @@ pub(super) struct Parked {
 }
 
 impl Parked {
-    /// Parks a job that had ended long before this run of cloudcore and is asked for nothing.
-    pub(super) fn settled(object: &JobObject, now: Timestamp) -> Option<Self> {
+    /// Parks a job that an earlier run of cloudcore has begun.
+    pub(super) fn begun(object: &JobObject) -> Option<Self> {
         let job = rest_of(object);
         let status = job.status.as_ref()?;
-        let ended = status.completion_time.as_ref()?.0;
-        // What cannot be read asks for nothing.
-        let is_seen = object.is_err() || status.observed_generation == job.metadata.generation;
-        let is_settled = is_seen && (object.is_err() || !is_end_unknown(status));
-        (is_settled && parks_at(ended) <= now).then(|| Self::over(object, status, ended))
-    }
-
-    /// Parks a job that is over and whose reports are needed now but have not been read: it was edited between the list
-    /// of reports and that of jobs.
-    pub(super) fn without_reports(object: &JobObject, reports: &[ReportBody]) -> Option<Self> {
-        let job = rest_of(object);
-        let status = job.status.as_ref()?;
-        let ended = status.completion_time.as_ref()?.0;
-        let of_run = reports.iter().filter(|report| report.first_attempt == status.first_attempt);
-        let known: usize = of_run.map(|report| report.node_status.len()).sum();
-        (known < status.summary.desired as usize).then(|| Self::over(object, status, ended))
-    }
-
-    fn over(object: &JobObject, status: &ImagePrePullJobStatus, ended: Timestamp) -> Self {
-        let job = rest_of(object);
-        // The spec may say something that was refused.
-        let accepted = serde_json::from_str::<ImagePrePullJobSpec>(&status.started_spec).ok();
+        let ended = status.completion_time.as_ref().map(|time| time.0);
+        status.start_time.as_ref().map(|time| time.0).or(ended)?;
+        let accepted = accepted(status);
         let ttl = accepted.as_ref().unwrap_or(&job.spec).ttl_seconds_after_finished;
         let ttl = ttl.and_then(|ttl| u64::try_from(ttl).ok());
-        Self {
+        let after_end = |ttl| ended?.checked_add(Duration::from_secs(ttl)).ok();
+        Some(Self {
             name: job.metadata.name.clone().unwrap_or_default(),
             generation: job.metadata.generation.unwrap_or_default(),
             phase: status.phase,
-            delete_at: ttl.and_then(|ttl| ended.checked_add(Duration::from_secs(ttl)).ok()),
+            delete_at: ttl.and_then(after_end),
             // Where nobody can tell, they stay.
             pins: accepted.map_or(object.is_err() || job.spec.pin, |accepted| accepted.pin),
             recalled: None,
-        }
+        })
     }
 
     /// Whether somebody has edited the job. An object that cannot be read any more asks for nothing.
@@ -77,9 +60,37 @@ impl Parked {
     }
 }
 
-/// Whether the reports of this job are needed to go on with it.
-pub fn needs_reports(job: &JobObject, now: Timestamp) -> bool {
-    Parked::settled(job, now).is_none()
+/// Whether the job had ended long ago, and is asked for nothing.
+pub(super) fn is_settled(object: &JobObject, now: Timestamp) -> bool {
+    let job = rest_of(object);
+    let Some(status) = &job.status else { return false };
+    // What cannot be read asks for nothing.
+    let is_seen = status.observed_generation == job.metadata.generation && !is_end_unknown(status);
+    let is_over_for_long = |time: &Time| parks_at(time.0) <= now;
+    (object.is_err() || is_seen) && status.completion_time.as_ref().is_some_and(is_over_for_long)
+}
+
+/// What the job carried out, if that is known: its spec may say something that was refused.
+fn accepted(status: &ImagePrePullJobStatus) -> Option<ImagePrePullJobSpec> {
+    serde_json::from_str(&status.started_spec).ok()
+}
+
+/// Drops what the controller doesn't read of a job in a list or a watch: a leader that starts gets all jobs at once, and old
+/// ones may have 100 KiB each. A job that has begun is read by its name before it goes on, so no status is made from what is
+/// left here.
+pub fn lean(object: &mut JobObject, now: Timestamp) {
+    let is_short = object.is_err() || !is_settled(object, now);
+    let (Ok(job) | Err(UnreadableJob { rest: job, .. })) = object;
+    (job.metadata.managed_fields, job.metadata.annotations) = (None, None);
+    let Some(status) = &mut job.status else { return };
+    (status.node_status, status.skipped_nodes) = (Vec::new(), Vec::new());
+    if is_short {
+        return;
+    }
+    let ImagePrePullJobSpec { ttl_seconds_after_finished, pin, .. } =
+        accepted(status).unwrap_or_else(|| std::mem::take(&mut job.spec));
+    job.spec = ImagePrePullJobSpec { ttl_seconds_after_finished, pin, ..ImagePrePullJobSpec::default() };
+    (status.started_spec, status.reason) = (String::new(), String::new());
 }
 
 /// When a job that ended then is parked.
@@ -89,31 +100,81 @@ pub(super) fn parks_at(ended: Timestamp) -> Timestamp {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
-    use crate::prepull::controller::UnreadableJob;
+
+    const ENDED: &str = "2026-01-01T00:00:00Z";
+
+    fn object(generation: i64, status: &Value) -> JobObject {
+        let object = json!({
+            "apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullJob",
+            "metadata": {"name": "job", "generation": generation, "annotations": {"a": "b"}},
+            "spec": {"imagePrePullTemplate": {"images": ["app:1"]}, "pin": true},
+            "status": status,
+        });
+        Ok(Box::new(serde_json::from_value(object).unwrap()))
+    }
+
+    fn ended(generation: i64) -> JobObject {
+        let status = json!({
+            "observedGeneration": 1, "completionTime": ENDED, "nodeStatus": [{"nodeName": "a", "phase": "Successful"}],
+            "startedSpec": r#"{"imagePrePullTemplate": {"images": ["app:0"]}, "ttlSecondsAfterFinished": 60}"#,
+        });
+        object(generation, &status)
+    }
+
+    fn unreadable(object: JobObject) -> JobObject {
+        Err(UnreadableJob { rest: object.unwrap(), error: "spec: a number".to_owned() })
+    }
 
     #[test]
-    fn a_job_that_has_been_over_for_long_needs_its_reports_once_it_is_edited() {
-        let object = |generation: i64| {
-            let object = json!({
-                "apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullJob",
-                "metadata": {"name": "job", "generation": generation},
-                "spec": {"imagePrePullTemplate": {"images": ["app:1"]}},
-                "status": {"observedGeneration": 1, "completionTime": "2026-01-01T00:00:00Z"},
-            });
-            JobObject::Ok(Box::new(serde_json::from_value(object).unwrap()))
-        };
-        let ended: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
-        let (at, before) = (parks_at(ended), parks_at(ended) - Duration::from_secs(1));
-        assert!(needs_reports(&object(1), before) && !needs_reports(&object(1), at));
-        assert!(needs_reports(&object(2), at));
-        let parked = Parked::settled(&object(1), at).unwrap();
-        let unreadable = |object: JobObject| {
-            JobObject::Err(UnreadableJob { rest: object.unwrap(), error: "spec: a number".to_owned() })
-        };
-        let edited = [object(1), object(2), unreadable(object(2))].map(|object| parked.is_edited(&object));
+    fn a_job_is_settled_until_it_is_edited() {
+        let at = parks_at(ENDED.parse().unwrap());
+        let before = at - Duration::from_secs(1);
+        assert!(!is_settled(&ended(1), before) && is_settled(&ended(1), at));
+        assert!(!is_settled(&ended(2), at) && is_settled(&unreadable(ended(2)), at));
+        let parked = Parked::begun(&ended(1)).unwrap();
+        let edited = [ended(1), ended(2), unreadable(ended(2))].map(|object| parked.is_edited(&object));
         assert_eq!(edited, [false, true, false]);
+    }
+
+    #[test]
+    fn only_what_has_begun_is_parked() {
+        for (status, begun) in [
+            (json!(null), false),
+            (json!({"phase": "Failure", "reason": "refused"}), false),
+            (json!({"phase": "InProgress", "startTime": ENDED}), true),
+        ] {
+            assert_eq!(Parked::begun(&object(1, &status)).is_some(), begun, "{status}");
+        }
+    }
+
+    #[test]
+    fn a_lean_job_is_parked_as_a_whole_one() {
+        let at = parks_at(ENDED.parse().unwrap());
+        for object in [ended(1), ended(2), unreadable(ended(1)), object(1, &json!({"completionTime": ENDED}))]
+        {
+            let mut leaner = object.clone();
+            lean(&mut leaner, at);
+            assert_eq!(is_settled(&leaner, at), is_settled(&object, at));
+            let [whole, lean] = [&object, &leaner].map(|object| Parked::begun(object).unwrap());
+            assert_eq!(format!("{whole:?}"), format!("{lean:?}"));
+        }
+    }
+
+    #[test]
+    fn of_a_settled_job_little_is_left() {
+        let at = parks_at(ENDED.parse().unwrap());
+        let bytes = |mut object: JobObject| {
+            lean(&mut object, at);
+            let job = rest_of(&object);
+            let status = job.status.as_ref().unwrap();
+            let lists = status.node_status.len() + job.metadata.annotations.iter().len();
+            (lists, job.spec.image_pre_pull_template.images.len(), status.started_spec.is_empty())
+        };
+        assert_eq!(bytes(ended(1)), (0, 0, true));
+        // What goes on keeps its spec.
+        assert_eq!(bytes(ended(2)), (0, 1, false));
     }
 }

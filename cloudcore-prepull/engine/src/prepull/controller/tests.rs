@@ -1,5 +1,6 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use prepull_api::crd::job::ImagePrePullJob;
+use prepull_api::crd::report::ReportBody;
 use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodePhase, NodeStatus};
 use prepull_api::download::DownloadTerms;
 use prepull_api::task::{CheckOutcome, ImageOutcome, ImageResult, TaskOutcome, TaskResult};
@@ -118,8 +119,6 @@ impl World {
     fn boot(&mut self, nodes: &[&str]) {
         self.controller = Controller::default();
         self.give(Input::Nodes(nodes.iter().map(|name| edge(name)).collect()));
-        let reports = self.stored_reports();
-        self.give(Input::Reports(reports));
     }
 
     fn stored_reports(&self) -> Vec<ImagePrePullReport> {
@@ -133,8 +132,10 @@ impl World {
     }
 
     fn give(&mut self, input: Input) {
-        if let Input::Job(object) = &input {
-            self.object = Some(object.clone());
+        match &input {
+            Input::Job(object) => self.object = Some(object.clone()),
+            Input::Jobs(objects) => self.object = objects.last().cloned(),
+            _ => {}
         }
         self.controller.handle(input, self.now);
         self.settle();
@@ -198,7 +199,7 @@ impl World {
                             }
                             Content::Report(report) => _ = self.reports.insert(report.index, *report),
                         }
-                        let written = Input::Written { job, object, version, outcome };
+                        let written = Input::Written { job, object, version, outcome, stored: None };
                         if self.answers {
                             self.controller.handle(written, self.now);
                         } else {
@@ -208,7 +209,12 @@ impl World {
                     Action::Delete { .. } => self.deleted += 1,
                     Action::Forget(_) => {}
                     Action::Recall { job, .. } => {
-                        let (reports, object) = (self.stored_reports(), self.object.clone());
+                        let (reports, mut object) = (self.stored_reports(), self.object.clone());
+                        if let Some(Ok(job) | Err(UnreadableJob { rest: job, .. })) = &mut object
+                            && job.status.is_none()
+                        {
+                            job.status.clone_from(&self.stored);
+                        }
                         self.controller.handle(Input::Recalled(job, reports, object), self.now);
                     }
                 }

@@ -46,7 +46,7 @@ impl Refusal {
 }
 
 impl Job {
-    /// Takes the object as it is now. Returns `false` where only its status changed, or its metadata.
+    /// Takes the object as it is now. Returns `false` where its spec is not newer than the known one.
     pub(in crate::prepull::controller) fn apply_change(
         &mut self,
         object: &JobObject,
@@ -54,7 +54,8 @@ impl Job {
         effects: &mut Effects<'_>,
     ) -> bool {
         let generation = super::generation_of(object);
-        if generation == self.spec.generation() {
+        // A job is read by its name as well, and then the watch may be behind.
+        if generation <= self.spec.generation() {
             return false;
         }
         self.spec.set_generation(generation);

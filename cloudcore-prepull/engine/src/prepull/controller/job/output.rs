@@ -1,5 +1,6 @@
 //! What the API server has of a job, its status and its reports: when each is written, and what waits for that.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -24,6 +25,9 @@ pub(super) struct Output {
     /// leader would not know what their nodes pull.
     beginning: u64,
     shards: Shards,
+    /// The resourceVersions of what the API server has, as far as they are known: the next write replaces that one, so that
+    /// another writer, such as a deposed leader, cannot undo it without notice.
+    versions: HashMap<Object, String>,
     /// The indexes of reports of earlier runs that the API server has.
     earlier: Vec<u32>,
     /// Nodes in a report, where the rule of [`aggregate::nodes_in_report`] would allow more.
@@ -38,6 +42,7 @@ impl Output {
             conditions: Vec::new(),
             beginning: 0,
             shards,
+            versions: HashMap::new(),
             earlier: Vec::new(),
             report_capacity,
         }
@@ -49,6 +54,16 @@ impl Output {
 
     pub(super) fn set_conditions(&mut self, conditions: &[Condition]) {
         self.conditions = conditions.to_vec();
+    }
+
+    /// The API server has the object in this version.
+    pub(super) fn note_version(&mut self, object: Object, version: Option<String>) {
+        self.versions.extend(version.map(|version| (object, version)));
+    }
+
+    /// The version that a write of the object replaces, if it is known.
+    pub(super) fn version(&self, object: Object) -> Option<String> {
+        self.versions.get(&object).cloned()
     }
 
     /// The API server has these reports of earlier runs of the job, whose nodes don't count.
@@ -160,9 +175,11 @@ impl Output {
         &mut self,
         object: Object,
         version: u64,
+        stored: Option<String>,
         done: bool,
         now: Timestamp,
     ) -> Vec<Deferred> {
+        self.note_version(object, stored);
         match object {
             Object::Status if done => self.status.done(version),
             Object::Status => {

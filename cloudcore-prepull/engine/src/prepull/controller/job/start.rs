@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
-use prepull_api::crd::report::ReportBody;
+use prepull_api::crd::report::{ImagePrePullReport, ReportBody};
 use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodeStatus, Summary};
 use prepull_api::task::NodeName;
 use prepull_api::wire::truncate_reason;
 
-use super::super::{Effects, JobObject, rest_of};
+use super::super::{Effects, JobObject, Object, rest_of};
 use super::members::{fresh_record, missing_record, plans};
 use super::stored::{Asked, Resumed, StoredRecords, known_rounds};
 use super::{
@@ -32,7 +32,7 @@ impl Job {
     /// `report_capacity`: nodes in a further one, at most.
     pub(in crate::prepull::controller) fn load(
         object: &JobObject,
-        reports: Vec<ReportBody>,
+        reports: Vec<ImagePrePullReport>,
         nodes: &Nodes,
         report_capacity: usize,
         effects: &mut Effects<'_>,
@@ -51,11 +51,17 @@ impl Job {
         job.spec.set_generation(generation_of(object));
         let status = rest.status.clone().unwrap_or_default();
         job.output.set_conditions(&status.conditions);
+        job.output.note_version(Object::Status, rest.metadata.resource_version.clone());
+        for report in &reports {
+            let version = report.metadata.resource_version.clone();
+            job.output.note_version(Object::Report(report.body.index), version);
+        }
+        let reports = reports.into_iter().map(|report| report.body);
         let is_of_run = |report: &ReportBody| report.first_attempt == status.first_attempt;
-        let (reports, earlier): (Vec<_>, Vec<_>) = reports.into_iter().partition(is_of_run);
+        let (reports, earlier): (Vec<_>, Vec<_>) = reports.partition(is_of_run);
         job.output.set_earlier_reports(earlier.iter().map(|report| report.index).collect());
         job.course = Course::counting_from(status.first_attempt.unwrap_or(FIRST_ATTEMPT));
-        if status.start_time.is_some() || !reports.is_empty() {
+        if status.start_time.is_some() || status.completion_time.is_some() {
             job.resume(object, status, reports, nodes, effects);
         } else if status.phase == JobPhase::Failure && status.observed_generation == rest.metadata.generation
         {
@@ -168,7 +174,6 @@ impl Job {
         effects: &mut Effects<'_>,
     ) {
         let is_seen = status.observed_generation == rest_of(object).metadata.generation;
-        let status_has_begun = status.start_time.is_some();
         let mut stored = StoredRecords::new(reports);
         let before = accepted_before(object, &status, is_seen, &stored.records);
         self.spec.restore(status.spec_hash.clone(), before.as_ref().map(|(spec, _)| spec.clone()));
@@ -194,9 +199,8 @@ impl Job {
         let mut plans = HashMap::new();
         if let Some(job) = job.as_ref().filter(|_| !is_over || is_asked_again) {
             // Reports may not have been made, or were deleted; nodes may have joined meanwhile.
-            let may_be_incomplete = status.start_time.is_none() || has_lost_records;
             let may_join = job.policy.follow_nodes && !rounds.rechecking && asked != Asked::Recheck;
-            if may_be_incomplete || may_join {
+            if has_lost_records || may_join {
                 if has_lost_records {
                     // What the status shows was chosen, whether or not it would be now.
                     let shown = status.node_status.iter();
@@ -212,7 +216,7 @@ impl Job {
                     .filter(|node| !stored_nodes.contains(&node.0));
                 let new = chosen.eligible.into_iter().filter(|node| !stored_nodes.contains(&node.0));
                 records.extend(new.map(|node| fresh_record(&node)));
-                if may_be_incomplete {
+                if has_lost_records {
                     records.extend(missing.map(|node| missing_record(&node)));
                 }
             }
@@ -247,12 +251,7 @@ impl Job {
             }
         } else {
             self.members.remove_missing(nodes);
-            if status_has_begun {
-                self.output.touch_status(Pace::Slow);
-            } else {
-                // Written by a version that began with the reports.
-                self.output.begin();
-            }
+            self.output.touch_status(Pace::Slow);
             let news = Some(Pace::Now).filter(|_| !is_seen || self.is_held());
             self.apply_edit(object, news, nodes, effects);
         }

@@ -110,7 +110,8 @@ fn a_job_whose_status_is_gone_does_nothing_until_the_watch_has_said_so() {
     let mut world = World::new(&["a"]);
     world.give(on(&["a"]));
     let (job, object) = (task().job, Object::Status);
-    world.give(Input::Written { job: job.clone(), object, version: 1, outcome: WriteOutcome::Gone });
+    let outcome = WriteOutcome::Gone;
+    world.give(Input::Written { job: job.clone(), object, version: 1, outcome, stored: None });
     world.up("a", &[]);
     // The watch is late.
     world.give(on(&["a"]));
@@ -153,7 +154,7 @@ fn a_node_works_on_as_many_tasks_of_both_engines_as_its_edge_says() {
 fn a_write_that_ends_after_its_job_is_gone_leaves_nothing_behind() {
     let mut world = World::new(&[]);
     let (job, object, outcome) = (task().job, Object::Status, WriteOutcome::Done);
-    world.controller.handle(Input::Written { job, object, version: 1, outcome }, world.now);
+    world.controller.handle(Input::Written { job, object, version: 1, outcome, stored: None }, world.now);
     let actions = world.controller.flush(world.now);
     assert!(matches!(&actions[..], [Action::Forget(job)] if *job == task().job), "{actions:?}");
 }

@@ -187,7 +187,6 @@ fn a_job_waits_for_a_ready_node() {
         if leader_changes {
             world.controller = Controller::default();
             world.give(Input::Nodes(vec![not_ready("a"), not_ready("b")]));
-            world.give(Input::Reports(Vec::new()));
             let object = wanted(&world);
             world.give(object);
         }

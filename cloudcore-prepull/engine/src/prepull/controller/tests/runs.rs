@@ -157,8 +157,6 @@ impl World {
         self.restart(nodes);
         self.controller = controller;
         self.give(Input::Nodes(nodes.iter().map(|name| edge(name)).collect()));
-        let reports = self.stored_reports();
-        self.give(Input::Reports(reports));
         for node in nodes {
             self.up(node, &[]);
         }

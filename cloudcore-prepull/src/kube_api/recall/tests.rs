@@ -1,0 +1,83 @@
+#![allow(clippy::unwrap_used)]
+use serde_json::json;
+
+use super::*;
+use crate::kube_api::fake_api::{answering, refusal};
+
+/// The nodes of each report by its index; `Err` for a report that cannot be read.
+type Stored = Vec<(u32, Result<usize, ()>)>;
+
+fn job(desired: usize) -> Value {
+    json!({
+        "apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullJob",
+        "metadata": { "name": "a", "uid": "u", "generation": 1, "annotations": { "kept": "" } },
+        "spec": { "imagePrePullTemplate": { "images": ["nginx"], "nodeNames": ["a"] } },
+        "status": { "phase": "InProgress", "startTime": "2026-01-01T00:00:00Z", "summary": { "desired": desired } },
+    })
+}
+
+fn report(owner: &str, index: u32, nodes: Result<usize, ()>) -> Value {
+    let phase = if nodes.is_ok() { json!("Successful") } else { json!(7) };
+    let nodes: Vec<_> = (0..nodes.unwrap_or(1))
+        .map(|node| json!({ "nodeName": format!("n{node}"), "phase": phase }))
+        .collect();
+    json!({
+        "apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullReport",
+        "metadata": {
+            "name": format!("a-u-{index}"), "resourceVersion": "7",
+            "ownerReferences": [{ "apiVersion": "v1", "kind": "ImagePrePullJob", "name": "a", "uid": owner }],
+        },
+        "index": index, "nodeStatus": nodes,
+    })
+}
+
+/// Reads a job with these reports: the indexes that were found, and the number of requests.
+async fn read(desired: usize, owner: &'static str, stored: Stored) -> (Vec<u32>, usize) {
+    let (client, requests) = answering(move |target| {
+        let name = target.rsplit('/').next().unwrap().trim_end_matches('?');
+        if target.contains("imageprepulljobs") {
+            return job(desired);
+        }
+        let index: u32 = name.strip_prefix("a-u-").unwrap().parse().unwrap();
+        let found = stored.iter().find(|(known, _)| *known == index);
+        found.map_or_else(|| refusal(404), |(index, nodes)| report(owner, *index, *nodes))
+    });
+    let (object, reports) = Recalls::new(client).read(&JobUid("u".to_owned()), "a").await;
+    assert!(object.unwrap().unwrap().metadata.annotations.is_some(), "a job that goes on is read whole");
+    let count = requests.lock().unwrap().len();
+    (reports.iter().map(|report| report.body.index).collect(), count)
+}
+
+#[tokio::test]
+async fn reports_are_read_by_name_up_to_the_last() {
+    let whole = |indexes: std::ops::Range<u32>, nodes| indexes.map(|index| (index, Ok(nodes))).collect();
+    let indexes = |range: std::ops::Range<u32>| range.collect::<Vec<_>>();
+    for (desired, stored, found, most) in [
+        (1, whole(0..1, 1), indexes(0..1), 3),
+        (10_000, whole(0..40, 250), indexes(0..40), 49),
+        // Nodes have joined since the status was written, or the reports are short, as those of many images.
+        (250, whole(0..30, 250), indexes(0..30), 36),
+        (100, whole(0..50, 2), indexes(0..50), 68),
+        // Nothing is written yet, or somebody has deleted some.
+        (250, vec![], vec![], 20),
+        (750, vec![(0, Ok(250)), (7, Ok(250))], vec![0, 7], 37),
+        // One that cannot be read is lost, and no end.
+        (3, vec![(0, Ok(1)), (1, Err(())), (2, Ok(1))], vec![0, 2], 37),
+    ] {
+        let (indexes, requests) = read(desired, "u", stored).await;
+        assert_eq!(indexes, found, "{desired}");
+        assert!(requests <= most, "{desired}: {requests} requests");
+    }
+}
+
+#[tokio::test]
+async fn a_report_of_another_job_is_none() {
+    assert_eq!(read(1, "other", vec![(0, Ok(1))]).await.0, Vec::<u32>::new());
+}
+
+#[tokio::test]
+async fn another_job_of_the_name_is_not_read() {
+    let (client, _) = answering(|_| job(1));
+    let (object, reports) = Recalls::new(client).read(&JobUid("other".to_owned()), "a").await;
+    assert!(object.is_none() && reports.is_empty());
+}
