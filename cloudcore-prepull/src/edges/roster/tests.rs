@@ -2,6 +2,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
+use futures::FutureExt;
 use prepull_admission::records::record::NodeRecord;
 use prepull_api::enroll::SubjectForm;
 use tokio::time::Instant;
@@ -113,6 +114,20 @@ async fn a_revocation_is_found_by_whoever_writes_next_even_without_a_watch() {
     let successor = beside(&roster);
     successor.load().await;
     assert!(successor.admit(&peer("edge-1", 1), CA).is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn sessions_are_looked_at_after_revocations_only() {
+    let roster = Roster::in_memory();
+    roster.join(&"edge-1".into(), Admission::Fleet, held(1)).await.unwrap();
+    roster.admit(&peer("edge-1", 1), CA).unwrap();
+    tokio::time::sleep(SEEN).await;
+    assert_eq!(roster.changed().now_or_never(), None, "a key that is recorded ends no session");
+    revoke(&roster, "edge-1").await;
+    roster.load().await;
+    assert_eq!(roster.changed().now_or_never(), Some(()));
+    roster.renew(&peer("edge-2", 1), held(2), UNIX_EPOCH).await.unwrap();
+    assert_eq!(roster.changed().now_or_never(), None, "it was known");
 }
 
 #[tokio::test(start_paused = true)]

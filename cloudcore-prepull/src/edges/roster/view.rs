@@ -44,9 +44,22 @@ impl View {
     pub(super) fn take_over(&self, id: ShardId, shard: Shard) {
         let known = &mut self.lock().shards[id.index()];
         if is_newer(shard.version.as_deref(), known.version.as_deref()) {
+            // Keys that are recorded end no session of a node that isn't revoked. While a fleet connects they change
+            // several times a second, and then all sessions would be looked at.
+            let may_end_sessions = shard
+                .records
+                .iter()
+                .any(|(node, record)| record.revoked.is_some() && known.records.get(node) != Some(record));
             *known = shard;
-            self.changed.notify_one();
+            if may_end_sessions {
+                self.changed.notify_one();
+            }
         }
+    }
+
+    /// Whether this version of a shard, or a newer one, is known.
+    pub(super) fn is_known(&self, id: ShardId, version: Option<&str>) -> bool {
+        !is_newer(version, self.lock().shards[id.index()].version.as_deref())
     }
 
     /// Forgets the version of a shard whose ConfigMap is gone, and keeps the records. Returns whether there are any.
