@@ -1,5 +1,7 @@
 //! The CAs of one moment: the one that signs, the others that are trusted, and what the server sends along.
 
+use std::sync::OnceLock;
+
 use rustls::RootCertStore;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
@@ -18,11 +20,13 @@ pub struct CaSet {
     others: Vec<CertificateDer<'static>>,
     /// The signer's key, certified by another CA: whoever trusts that one alone can verify what the signer has signed.
     cross: Vec<CertificateDer<'static>>,
+    /// The hash of the bundle, which every session asks for.
+    bundle_hash: OnceLock<Fingerprint>,
 }
 
 impl From<Authority> for CaSet {
     fn from(signer: Authority) -> Self {
-        Self { signer, others: Vec::new(), cross: Vec::new() }
+        Self { signer, others: Vec::new(), cross: Vec::new(), bundle_hash: OnceLock::new() }
     }
 }
 
@@ -67,9 +71,9 @@ impl CaSet {
         self.trusted().map(|certificate| certificate_pem(certificate)).collect()
     }
 
-    /// The name of the bundle, by which an edge and cloudcore see whether they mean the same.
-    pub(crate) fn bundle_id(&self) -> String {
-        hex(&sha256(self.bundle().as_bytes()))
+    /// The hash of the bundle, by which an edge and cloudcore see whether they mean the same.
+    pub(crate) fn bundle_hash(&self) -> Fingerprint {
+        *self.bundle_hash.get_or_init(|| sha256(self.bundle().as_bytes()))
     }
 
     /// Whether two sets lead to the same certificates and to the same trust.

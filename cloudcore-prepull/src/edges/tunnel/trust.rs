@@ -59,11 +59,13 @@ impl SessionTrust {
     /// What the node has to be told, if anything; `sessions` is how many nodes there are.
     pub(super) fn news(&self, cas: &CaSet, sessions: usize) -> Option<CloudMessage> {
         let known = self.bundle()?;
-        let is_done = unhex(&cas.bundle_id()) == Some(known) && self.issuer == cas.signer().fingerprint();
+        if cas.bundle_hash() == known && self.issuer == cas.signer().fingerprint() {
+            return None;
+        }
         let sessions = u32::try_from(sessions).unwrap_or(u32::MAX);
         let spread = Duration::from_secs(1).saturating_mul(sessions) / RENEWALS_PER_SECOND;
         let news = TrustedCas { bundle: cas.bundle(), renew_within: spread.max(MIN_SPREAD) };
-        (!is_done).then_some(CloudMessage::Trust(news))
+        Some(CloudMessage::Trust(news))
     }
 
     fn bundle(&self) -> Option<Fingerprint> {
@@ -74,12 +76,12 @@ impl SessionTrust {
 impl CaCensus {
     /// Counts sessions.
     pub(super) fn of<'a>(sessions: impl Iterator<Item = &'a SessionTrust>, cas: &CaSet) -> Self {
-        let (bundle, signer) = (unhex(&cas.bundle_id()), cas.signer().fingerprint());
+        let (bundle, signer) = (cas.bundle_hash(), cas.signer().fingerprint());
         let mut census = Self::default();
         for session in sessions {
             let known = session.bundle();
             census.connected += 1;
-            census.informed += usize::from(known.is_some() && known == bundle);
+            census.informed += usize::from(known == Some(bundle));
             census.renewed += usize::from(session.issuer == signer);
             census.unable += usize::from(known.is_none());
             census.old_subject += usize::from(session.has_old_subject);
@@ -92,6 +94,8 @@ impl CaCensus {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use std::time::SystemTime;
+
+    use prepull_api::enroll::hex;
 
     use super::*;
     use crate::edges::pki::Authority;
@@ -106,7 +110,7 @@ mod tests {
             SessionTrust::new(issuer, form, &Hello { trusts, ..Hello::default() })
         };
         let told = |session: &SessionTrust| session.news(&cas, 0).is_some();
-        let (id, other) = (cas.bundle_id(), "0".repeat(64));
+        let (id, other) = (hex(&cas.bundle_hash()), "0".repeat(64));
         let sessions = [
             session(signer, Some(id.clone())),
             session(signer, Some(other.clone())),
