@@ -1,8 +1,10 @@
 //! What is known of each edge since this process leads, for people who look: nothing is decided by it, and nothing of it is
 //! stored. A session tells of itself here; the Nodes and the ends of certificates come from those who know them anyway.
 
-use std::collections::{HashMap, HashSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+mod words;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use jiff::Timestamp;
@@ -10,19 +12,24 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_admission::records::record::Recorded;
 use prepull_api::edges::{Edge, EdgeList, EdgeQuery};
 use prepull_api::task::{NodeName, TaskId};
-use prepull_api::text::to_plain_line;
 use prepull_api::wire::{EdgeMessage, Filesystem, Hello, MAX_OPEN_TASKS, NodeState, OpenPhase};
 use prepull_engine::shared::node_view::NodeView;
 use prepull_engine::shared::session::SessionId;
 
-/// The most characters that are kept of what an edge says in a word or two: a message may have a million.
-const MAX_WORD: usize = 128;
+use words::Words;
 
 /// What is known of the edges of this term.
 #[derive(Debug, Default)]
 pub(crate) struct Directory {
+    all: Mutex<All>,
+}
+
+#[derive(Debug, Default)]
+struct All {
     /// Those that were connected, and whose Node has not gone since.
-    known: Mutex<HashMap<NodeName, Known>>,
+    // Boxed, because a large table has up to as much room again for what is to come.
+    known: HashMap<NodeName, Box<Known>>,
+    words: Words,
 }
 
 /// What is known of one edge.
@@ -33,12 +40,29 @@ struct Known {
     /// When the session began or, once it has ended, when that was.
     since: Timestamp,
     certificate_until: SystemTime,
-    /// Of the last `Hello`, without what may be long.
-    hello: Hello,
-    /// The tasks that it has accepted and not finished.
-    open: HashSet<TaskId>,
+    version: Arc<str>,
+    os: Arc<str>,
+    arch: Arc<str>,
+    max_tasks: u32,
+    state: State,
+    /// The tasks that it has accepted and not finished, a handful mostly.
+    open: Vec<TaskId>,
     /// Whether the Node has gone: then the end of the session ends this as well.
     is_nodeless: bool,
+}
+
+/// What an edge says about itself while its session lasts.
+#[derive(Debug)]
+struct State {
+    runtime: Option<Arc<str>>,
+    disk: Option<Disk>,
+}
+
+#[derive(Debug)]
+struct Disk {
+    mountpoint: Arc<str>,
+    available: u64,
+    capacity: u64,
 }
 
 impl Directory {
@@ -53,26 +77,22 @@ impl Directory {
     ) {
         let open = hello.open.iter().filter(|open| open.phase != OpenPhase::Finished);
         let open = open.map(|open| open.task.clone()).collect();
-        let state = state(hello.runtime.as_deref(), hello.image_filesystem.as_ref());
-        let hello = Hello {
-            version: word(&hello.version),
-            os: word(&hello.os),
-            arch: word(&hello.arch),
-            runtime: state.runtime,
-            image_filesystem: state.image_filesystem,
-            max_tasks: hello.max_tasks,
-            ..Hello::default()
-        };
-        let known = Known {
+        let mut all = self.lock();
+        let All { known, words } = &mut *all;
+        let now_known = Known {
             session,
             is_connected: true,
             since: now,
             certificate_until,
-            hello,
+            version: words.keep(&hello.version),
+            os: words.keep(&hello.os),
+            arch: words.keep(&hello.arch),
+            max_tasks: hello.max_tasks.unwrap_or(1),
+            state: words.keep_state(hello.runtime.as_deref(), hello.image_filesystem.as_ref()),
             open,
             is_nodeless: false,
         };
-        self.lock().insert(node.clone(), known);
+        known.insert(node.clone(), Box::new(now_known));
     }
 
     /// Takes over what a message of the session says.
@@ -80,18 +100,22 @@ impl Directory {
         if !matches!(message, EdgeMessage::Accepted { .. } | EdgeMessage::Result(_) | EdgeMessage::State(_)) {
             return;
         }
-        let mut known = self.lock();
+        let mut all = self.lock();
+        let All { known, words } = &mut *all;
         let Some(known) = known.get_mut(node).filter(|known| known.session == session) else { return };
         match message {
             // As many as an honest edge has.
-            EdgeMessage::Accepted { task } if known.open.len() < MAX_OPEN_TASKS => {
-                known.open.insert(task.clone());
+            EdgeMessage::Accepted { task }
+                if known.open.len() < MAX_OPEN_TASKS && !known.open.contains(task) =>
+            {
+                known.open.push(task.clone());
             }
-            EdgeMessage::Result(result) => _ = known.open.remove(&result.task),
+            EdgeMessage::Result(result) => {
+                known.open.retain(|task| *task != result.task);
+                known.open.shrink_to_fit();
+            }
             EdgeMessage::State(NodeState { runtime, image_filesystem }) => {
-                let state = state(runtime.as_deref(), image_filesystem.as_ref());
-                known.hello.runtime = state.runtime;
-                known.hello.image_filesystem = state.image_filesystem;
+                known.state = words.keep_state(runtime.as_deref(), image_filesystem.as_ref());
             }
             _ => {}
         }
@@ -99,7 +123,7 @@ impl Directory {
 
     /// Notes that a session has ended, unless a newer one of the node has begun.
     pub(crate) fn disconnect(&self, node: &NodeName, session: SessionId, now: Timestamp) {
-        let mut all = self.lock();
+        let all = &mut self.lock().known;
         let Some(known) = all.get_mut(node).filter(|known| known.session == session) else { return };
         if known.is_nodeless {
             all.remove(node);
@@ -111,7 +135,7 @@ impl Directory {
 
     /// Forgets the edges of Nodes that are not there any more.
     pub(crate) fn keep_nodes(&self, is_there: impl Fn(&NodeName) -> bool) {
-        self.lock().retain(|node, known| {
+        self.lock().known.retain(|node, known| {
             known.is_nodeless = !is_there(node);
             known.is_connected || !known.is_nodeless
         });
@@ -119,7 +143,7 @@ impl Directory {
 
     /// Notes whether there is this Node.
     pub(crate) fn note_node(&self, node: &NodeName, is_there: bool) {
-        let mut all = self.lock();
+        let all = &mut self.lock().known;
         let Some(known) = all.get_mut(node) else { return };
         known.is_nodeless = !is_there;
         if !is_there && !known.is_connected {
@@ -149,7 +173,7 @@ impl Directory {
         };
         let all = self.lock();
         for node in nodes {
-            let known = all.get(&node.name);
+            let known = all.known.get(&node.name).map(Box::as_ref);
             let is_connected = known.is_some_and(|known| known.is_connected);
             let is_shown = (known.is_some() || is_edge(node))
                 && query.wants(&node.name, is_connected)
@@ -171,9 +195,9 @@ impl Directory {
         list
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<NodeName, Known>> {
+    fn lock(&self) -> MutexGuard<'_, All> {
         // Nothing that holds the lock can leave the table half changed.
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -187,37 +211,32 @@ fn describe(node: &NodeView, known: Option<&Known>, recorded: Recorded, site_lab
         ..Edge::default()
     };
     let Some(known) = known else { return edge };
-    let Hello { version, os, arch, runtime, image_filesystem, max_tasks, .. } = known.hello.clone();
-    let said = |text: String| Some(text).filter(|text| !text.is_empty());
+    let said = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+    let disk = known.state.disk.as_ref().map(|disk| Filesystem {
+        mountpoint: disk.mountpoint.to_string(),
+        available: disk.available,
+        capacity: disk.capacity,
+    });
     // A key that was renewed to is recorded before the edge has it; one that has just joined may not be recorded yet.
     let until = recorded.certificate_until.max(Some(known.certificate_until));
     Edge {
         connected: known.is_connected,
         connected_since: known.is_connected.then_some(Time(known.since)),
         last_seen: (!known.is_connected).then_some(Time(known.since)),
-        version: said(version),
-        os: said(os),
-        arch: said(arch),
-        runtime,
-        disk: image_filesystem,
+        version: said(&known.version),
+        os: said(&known.os),
+        arch: said(&known.arch),
+        runtime: known.state.runtime.as_deref().map(str::to_owned),
+        disk,
         certificate_until: until.and_then(time),
         tasks: u32::try_from(known.open.len()).ok(),
-        max_tasks: Some(max_tasks.unwrap_or(1)),
+        max_tasks: Some(known.max_tasks),
         ..edge
     }
 }
 
 fn time(time: SystemTime) -> Option<Time> {
     Timestamp::try_from(time).ok().map(Time)
-}
-
-fn word(text: &str) -> String {
-    to_plain_line(text, MAX_WORD)
-}
-
-fn state(runtime: Option<&str>, filesystem: Option<&Filesystem>) -> NodeState {
-    let bounded = |disk: &Filesystem| Filesystem { mountpoint: word(&disk.mountpoint), ..disk.clone() };
-    NodeState { runtime: runtime.map(word), image_filesystem: filesystem.map(bounded) }
 }
 
 #[cfg(test)]

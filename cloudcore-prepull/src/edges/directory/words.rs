@@ -1,0 +1,75 @@
+//! The words of edges, each kept once: a fleet has a handful of versions, runtimes and mount points.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use prepull_api::text::to_plain_line;
+use prepull_api::wire::Filesystem;
+
+use super::{Disk, State};
+
+/// The most characters that are kept of what an edge says in a word or two: a message may have a million.
+const MAX_WORD: usize = 128;
+/// Fewer words than these are not worth a sweep.
+const MIN_SWEEP: usize = 64;
+
+/// The words that are in use.
+#[derive(Debug, Default)]
+pub(super) struct Words {
+    words: HashSet<Arc<str>>,
+    /// With this many words, those that no edge uses any more are dropped.
+    sweep_at: usize,
+}
+
+impl Words {
+    /// The text as one plain line of bounded length.
+    pub(super) fn keep(&mut self, text: &str) -> Arc<str> {
+        let line = to_plain_line(text, MAX_WORD);
+        if let Some(word) = self.words.get(line.as_str()) {
+            return Arc::clone(word);
+        }
+        if self.words.len() >= self.sweep_at {
+            self.words.retain(|word| Arc::strong_count(word) > 1);
+            self.sweep_at = (2 * self.words.len()).max(MIN_SWEEP);
+            self.words.shrink_to(self.sweep_at);
+        }
+        let word: Arc<str> = line.into();
+        self.words.insert(Arc::clone(&word));
+        word
+    }
+
+    pub(super) fn keep_state(&mut self, runtime: Option<&str>, disk: Option<&Filesystem>) -> State {
+        let runtime = runtime.map(|runtime| self.keep(runtime));
+        let disk = disk.map(|disk| Disk {
+            mountpoint: self.keep(&disk.mountpoint),
+            available: disk.available,
+            capacity: disk.capacity,
+        });
+        State { runtime, disk }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_is_kept_once_while_it_is_used() {
+        let mut words = Words::default();
+        let first = words.keep("containerd 1.7.24");
+        assert!(Arc::ptr_eq(&first, &words.keep("containerd 1.7.24")));
+        for n in 0..10_000 {
+            // An edge that says something else each time.
+            words.keep(&n.to_string());
+        }
+        assert!(words.words.len() <= MIN_SWEEP, "{}", words.words.len());
+        assert!(Arc::ptr_eq(&first, &words.keep("containerd 1.7.24")));
+    }
+
+    #[test]
+    fn a_word_is_one_plain_line() {
+        let mut words = Words::default();
+        assert_eq!(&*words.keep("a\u{1b}[2J\nb"), "a\u{fffd}[2J b");
+        assert_eq!(words.keep(&"x".repeat(1_000_000)).chars().count(), MAX_WORD + 1);
+    }
+}
