@@ -62,10 +62,12 @@ pub(super) fn complete(job: &ImagePullJob, records: &mut Vec<NodeStatus>) {
     let Some(status) = &job.status else { return };
     let failed: HashSet<_> = status.failed_nodes.iter().map(String::as_str).collect();
     let is_over = status.completion_time.is_some();
+    // The list is bounded: a node that it does not name may have failed as well.
+    let names_all = usize::try_from(status.failed).is_ok_and(|failed| failed <= status.failed_nodes.len());
     for record in records.iter_mut() {
         if failed.contains(record.node_name.as_str()) {
             fail(record, status.completion_time.as_ref());
-        } else if is_over && record.phase != NodePhase::Successful {
+        } else if is_over && names_all && record.phase != NodePhase::Successful {
             // Another job has asked for the same image since.
             let succeeded = ImageTagStatus { phase: PullPhase::Succeeded, ..ImageTagStatus::default() };
             *record = self::record(&record.node_name, &job.spec.image, &succeeded);

@@ -1,5 +1,7 @@
 //! Statuses of ImagePullJobs in Kruise's words, and the events of both kinds of jobs.
 
+use std::collections::BTreeSet;
+
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::crd::kruise::ImagePullJobStatus;
@@ -15,6 +17,10 @@ use crate::shared::reasons;
 const LONGEST_NOTE: usize = 1024;
 /// Nodes that an event names.
 const NAMED_NODES: usize = 5;
+
+/// Nodes that a status names, the first by name: with the longest names that Kubernetes allows they are a sixth of what
+/// etcd takes of an object. `failed` counts all of them.
+pub(super) const FAILED_NODES: usize = 1000;
 
 /// Why an ImagePullJob ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,8 +57,7 @@ pub(super) fn running(roster: &Roster, start: Option<Time>) -> ImagePullJobStatu
 /// The final status of an ImagePullJob: the nodes that have not ended count as failed.
 pub(super) fn ended(roster: &Roster, start: Timestamp, completed: Time, end: End) -> ImagePullJobStatus {
     let counts = roster.counts();
-    let mut failed_nodes = names(roster.failed().chain(roster.unfinished()));
-    failed_nodes.sort_unstable();
+    let not_succeeded: BTreeSet<&NodeName> = roster.failed().chain(roster.unfinished()).collect();
     let message = match end {
         End::Completed | End::Unresponsive => "job has completed",
         End::Deadline => "job exceeds activeDeadlineSeconds",
@@ -65,7 +70,7 @@ pub(super) fn ended(roster: &Roster, start: Timestamp, completed: Time, end: End
         succeeded: int(counts.succeeded),
         failed: int(counts.desired.saturating_sub(counts.succeeded)),
         message: message.to_owned(),
-        failed_nodes,
+        failed_nodes: names(not_succeeded.into_iter()),
     }
 }
 
@@ -124,8 +129,9 @@ pub(super) fn cut(mut text: String) -> String {
     text
 }
 
+/// The first of these nodes, which are sorted.
 fn names<'a>(nodes: impl Iterator<Item = &'a NodeName>) -> Vec<String> {
-    nodes.map(|node| node.0.clone()).collect()
+    nodes.take(FAILED_NODES).map(|node| node.0.clone()).collect()
 }
 
 /// A number as statuses have it.

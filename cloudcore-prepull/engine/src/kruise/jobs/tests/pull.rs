@@ -4,6 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::crd::kruise::{ImagePullJob, ImagePullJobSpec, ImagePullJobStatus};
 use serde_json::{Value, json};
 
+use super::super::status::FAILED_NODES;
 use super::super::*;
 use super::driver::{Driver, owner, uid};
 use crate::kruise::{TagKey, TagState};
@@ -387,6 +388,28 @@ fn after_a_restart_offline_nodes_have_their_grace_and_a_paused_job_does_not_end(
     d.job("paused", spec(&json!({"parallelism": 0, "pullPolicy": {"timeoutSeconds": 1, "backoffLimit": 0}})));
     d.pass(10_000);
     assert!(!d.has_finished("paused"));
+}
+
+#[test]
+fn failed_nodes_are_named_up_to_a_bound() {
+    let names: Vec<String> = (0..FAILED_NODES + 2).map(|node| format!("n{node:05}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mut d = Driver::with(&names);
+    d.job("job", spec(&json!({"parallelism": 5000})));
+    d.fails("job", &names[1..]);
+    d.settle();
+    let status = d.status("job");
+    assert_eq!(
+        (status.failed, status.failed_nodes.len(), status.failed_nodes[0].as_str()),
+        (1001, 1000, "n00001")
+    );
+    d.fails("job", &names[..1]);
+    d.settle();
+    let status = d.status("job");
+    assert_eq!(
+        (status.failed, status.failed_nodes.len(), status.failed_nodes[0].as_str()),
+        (1002, 1000, "n00000")
+    );
 }
 
 #[test]
