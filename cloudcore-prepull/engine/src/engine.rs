@@ -188,8 +188,8 @@ impl Engine {
         self.prepull.running_jobs()
     }
 
-    /// The phases of all ImagePrePullJobs, for the metrics.
-    pub fn phases(&self) -> impl Iterator<Item = JobPhase> {
+    /// The number of ImagePrePullJobs in each phase, for the metrics.
+    pub fn phases(&self) -> [(JobPhase, usize); 4] {
         self.prepull.phases()
     }
 

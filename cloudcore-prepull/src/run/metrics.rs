@@ -284,19 +284,16 @@ impl Metrics {
     }
 
     /// Sets the gauges of jobs and sessions.
-    pub(super) fn set_levels(&self, phases: impl Iterator<Item = JobPhase>, sessions: usize) {
-        let mut counts = [0_i64; 4];
-        phases.for_each(|phase| counts[phase as usize] += 1);
-        for (phase, count) in
-            [JobPhase::Init, JobPhase::InProgress, JobPhase::Completed, JobPhase::Failure].iter().zip(counts)
-        {
+    pub(super) fn set_levels(&self, phases: [(JobPhase, usize); 4], sessions: usize) {
+        for (phase, jobs) in phases {
             let phase = match phase {
                 JobPhase::Init => "Init",
                 JobPhase::InProgress => "InProgress",
                 JobPhase::Completed => "Completed",
                 JobPhase::Failure => "Failure",
             };
-            self.counted.jobs.get_or_create(&PhaseLabel { phase }).set(count);
+            let jobs = i64::try_from(jobs).unwrap_or(i64::MAX);
+            self.counted.jobs.get_or_create(&PhaseLabel { phase }).set(jobs);
         }
         self.counted.edge_sessions.set(i64::try_from(sessions).unwrap_or(i64::MAX));
     }

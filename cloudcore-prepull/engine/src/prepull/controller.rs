@@ -22,6 +22,7 @@ use prepull_api::wire::CloudMessage;
 use crate::shared::node_view::NodeView;
 use crate::shared::session::SessionId;
 
+mod census;
 mod io;
 mod job;
 mod parked;
@@ -35,6 +36,7 @@ use crate::shared::agenda::Agenda;
 use crate::shared::outcomes::WriteOutcome;
 use crate::shared::slots::Slots;
 use crate::sites::Shared;
+use census::Census;
 pub use io::{Action, Content, Dispatch, Input, JobObject, Object, UnreadableJob, rest_of};
 use job::Job;
 pub use parked::{PARK_AFTER, lean};
@@ -59,7 +61,11 @@ pub struct Controller {
     /// The jobs of [`Action::Recall`] that no [`Input::Recalled`] has answered yet.
     recalling: HashSet<JobUid>,
     agenda: Agenda,
+    /// The phases of `jobs` and `parked`, as of the last flush.
+    census: Census,
     slots: Slots,
+    /// Jobs that are over or gone, and leave `slots` with the next flush: one pass for all of them.
+    leaving: HashSet<JobUid>,
     /// Jobs that a write did not find. The watch may still deliver their last changes, which are ignored.
     gone: HashSet<JobUid>,
     /// The jobs that are registered in `slots`: those that are not over.
@@ -194,6 +200,7 @@ impl Controller {
             job.advance(&self.nodes, &mut effects);
             job.write_if_due(&mut effects);
             let (wakeup, is_over, begins) = (job.next_wakeup(), job.is_over(), job.run() != run);
+            self.census.note(&uid, job.phase());
             self.apply_moves(&uid);
             self.agenda.wake(&uid, wakeup);
             if begins {
@@ -204,9 +211,10 @@ impl Controller {
                 }
             }
             if is_over && self.attached.remove(&uid) {
-                self.slots.detach(&uid);
+                self.leaving.insert(uid);
             }
         }
+        self.detach_leaving();
         self.tell_unpinned();
         std::mem::take(&mut self.actions)
     }
@@ -228,17 +236,24 @@ impl Controller {
 
     /// The jobs that run, each by its name with the counts of its nodes, for the metrics.
     pub fn running_jobs(&self) -> impl Iterator<Item = (&str, &Summary)> {
-        self.jobs.values().filter(|job| job.phase() == JobPhase::InProgress).map(Job::counts)
+        self.census.running().filter_map(|uid| self.jobs.get(uid)).map(Job::counts)
     }
 
-    /// Jobs by phase, for the metrics.
-    pub fn phases(&self) -> impl Iterator<Item = JobPhase> {
-        self.jobs.values().map(Job::phase).chain(self.parked.values().map(|job| job.phase))
+    /// The number of jobs in each phase, for the metrics.
+    pub fn phases(&self) -> [(JobPhase, usize); 4] {
+        self.census.counts()
+    }
+
+    fn detach_leaving(&mut self) {
+        if !self.leaving.is_empty() {
+            self.slots.detach(&std::mem::take(&mut self.leaving));
+        }
     }
 
     fn park(&mut self, uid: &JobUid, parked: Parked) {
         self.jobs.remove(uid);
         self.actions.push(Action::Forget(uid.clone()));
+        self.census.note(uid, parked.phase);
         self.parked.insert(uid.clone(), parked);
         self.delete_parked(uid);
     }
@@ -350,6 +365,7 @@ impl Controller {
         }
         let Some(parked) = Parked::begun(object) else { return self.load(&uid, object, Vec::new()) };
         self.agenda.add(&uid, created(object, self.now));
+        self.census.note(&uid, parked.phase);
         if is_settled(object, self.now) {
             self.parked.insert(uid, parked);
         } else {
@@ -386,6 +402,9 @@ impl Controller {
 
     /// Registers a job for the slots of a node, and tells the job whether the node is online and busy.
     fn attach(&mut self, uid: &JobUid, node: &NodeName) {
+        if self.leaving.contains(uid) {
+            self.detach_leaving();
+        }
         self.attached.insert(uid.clone());
         if !self.slots.attach(node, uid) {
             return;
@@ -403,6 +422,7 @@ impl Controller {
 
     fn remove_job(&mut self, uid: &JobUid) {
         let pinned = self.wants_pins(uid);
+        self.census.forget(uid);
         if self.parked.remove(uid).is_some() {
             self.agenda.remove(uid);
             self.actions.push(Action::Forget(uid.clone()));
@@ -414,7 +434,7 @@ impl Controller {
         self.actions.push(Action::Forget(uid.clone()));
         self.agenda.remove(uid);
         if self.attached.remove(uid) {
-            self.slots.detach(uid);
+            self.leaving.insert(uid.clone());
         }
         for (node, attempt) in job.tasks_in_progress() {
             self.actions.push(cancel(&node, TaskId { job: uid.clone(), attempt }, DELETED));

@@ -1,6 +1,6 @@
 //! The slots of nodes, over all jobs: a node works on as many tasks at a time as its edge says, by default on one.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use prepull_api::task::{JobUid, NodeName};
 
@@ -49,10 +49,10 @@ impl Slots {
         new
     }
 
-    /// Removes a job from all nodes.
-    pub(crate) fn detach(&mut self, job: &JobUid) {
+    /// Removes jobs from all nodes.
+    pub(crate) fn detach(&mut self, jobs: &HashSet<JobUid>) {
         self.nodes.retain(|_, slot| {
-            slot.jobs.retain(|known| known != job);
+            slot.jobs.retain(|known| !jobs.contains(known));
             !slot.jobs.is_empty() || slot.taken > 0 || slot.limit != 1
         });
     }
@@ -104,7 +104,7 @@ mod tests {
         // A task of the other engine.
         assert_eq!(slots.moved(&at_work, true), Some(true));
         assert_eq!(slots.limit(&wide, 2), None);
-        slots.detach(&job);
+        slots.detach(&HashSet::from([job]));
         assert!(slots.is_busy(&at_work) && slots.jobs(&at_work).is_empty());
         assert_eq!((slots.moved(&wide, true), slots.moved(&wide, true)), (None, Some(true)));
         assert_eq!((slots.nodes.len(), slots.moved(&at_work, false)), (2, Some(false)));

@@ -112,7 +112,7 @@ fn the_whole_exposition_stays_as_it_is() {
 
     let phases =
         [(JobPhase::Init, 1), (JobPhase::InProgress, 2), (JobPhase::Completed, 3), (JobPhase::Failure, 4)];
-    metrics.set_levels(phases.into_iter().flat_map(|(phase, count)| std::iter::repeat_n(phase, count)), 7);
+    metrics.set_levels(phases, 7);
     let nodes = Summary { pending: 4, in_progress: 3, failure: 1, ..Summary::default() };
     metrics.set_job_nodes([("over", &nodes), ("spring", &nodes)].into_iter());
     metrics.set_job_nodes([("spring", &nodes)].into_iter());

@@ -164,11 +164,11 @@ fn a_job_that_is_being_deleted_is_as_good_as_gone() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
     world.give(on(&["a"]));
-    assert_eq!(world.controller.phases().collect::<Vec<_>>(), [JobPhase::InProgress]);
+    assert!(world.controller.phases().contains(&(JobPhase::InProgress, 1)));
     let mut object = world.object.clone().unwrap().unwrap();
     object.metadata.deletion_timestamp = Some(Time(world.now));
     world.give(Input::Job(Ok(object)));
-    assert_eq!((reasons(&world), world.controller.phases().count()), (vec![DELETED], 0));
+    assert_eq!((reasons(&world), world.controller.phases().map(|(_, jobs)| jobs)), (vec![DELETED], [0; 4]));
 }
 
 #[test]
