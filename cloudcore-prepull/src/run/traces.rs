@@ -9,9 +9,12 @@ mod endpoint;
 mod spans;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use opentelemetry::trace::Status;
+use opentelemetry::{KeyValue, Value};
 use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithHttpConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{SpanData, SpanExporter as _};
@@ -27,9 +30,11 @@ use crate::kube_api::refusal::FailureLog;
 
 pub(crate) use endpoint::OtlpEndpoint;
 
-/// Traces that wait to be sent. Beyond them a collector is too slow, or away: they are lost, and counted. One of ten images is
-/// ten kilobytes.
+/// Traces that wait to be sent. Beyond them a collector is too slow, or away: they are lost, and counted.
 const QUEUE: usize = 4096;
+/// Bytes of the traces that wait and of those that are being sent: one of ten images is ten kilobytes, and one of hundreds
+/// of images, each with a long reason, a quarter of a megabyte.
+const WAITING_BYTES: usize = 32 << 20;
 /// Traces of one request: of ten images each, three thousand spans, and a megabyte.
 const TRACES_OF_A_REQUEST: usize = 256;
 /// The time in which traces gather, unless there are enough for a request already.
@@ -47,10 +52,43 @@ pub(super) struct EndedTask<'a> {
     pub(super) arrived: Timestamp,
 }
 
+/// A trace that waits, and its bytes.
+type Waiting = (Vec<SpanData>, usize);
+
+/// The bytes of the traces that have not been sent.
+#[derive(Debug, Default)]
+struct Bytes(AtomicUsize);
+
+impl Bytes {
+    /// Takes room for a trace, unless there is none. One trace may always wait.
+    fn take(&self, bytes: usize) -> bool {
+        let with = |taken: usize| Some(taken + bytes).filter(|all| taken == 0 || *all <= WAITING_BYTES);
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, with).is_ok()
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.0.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// About how much memory spans take.
+fn bytes_of(spans: &[SpanData]) -> usize {
+    let of_attribute = |attribute: &KeyValue| match &attribute.value {
+        Value::String(text) => size_of::<KeyValue>() + text.as_str().len(),
+        _ => size_of::<KeyValue>(),
+    };
+    let of_span = |span: &SpanData| {
+        let status = if let Status::Error { description } = &span.status { description.len() } else { 0 };
+        size_of::<SpanData>() + status + span.attributes.iter().map(of_attribute).sum::<usize>()
+    };
+    spans.iter().map(of_span).sum()
+}
+
 /// Where ended tasks go.
 #[derive(Debug)]
 pub(super) struct Traces {
-    queue: mpsc::Sender<Vec<SpanData>>,
+    queue: mpsc::Sender<Waiting>,
+    bytes: Arc<Bytes>,
     metrics: Arc<Metrics>,
 }
 
@@ -68,20 +106,30 @@ impl Traces {
             .with_timeout(LIMIT)
             .build()?;
         exporter.set_resource(&Resource::builder().with_service_name("cloudcore-prepull").build());
-        tokio::spawn(send(exporter, waiting, Arc::clone(&metrics)));
-        Ok(Self { queue, metrics })
+        let bytes = Arc::<Bytes>::default();
+        tokio::spawn(send(exporter, waiting, Arc::clone(&bytes), Arc::clone(&metrics)));
+        Ok(Self { queue, bytes, metrics })
     }
 
     /// Takes a task that has ended. Never waits.
     pub(super) fn take(&self, ended: &EndedTask<'_>) {
-        match self.queue.try_reserve() {
-            Ok(place) => place.send(spans::of(ended)),
-            Err(_) => self.metrics.count_traces("lost", 1),
+        if let Ok(place) = self.queue.try_reserve() {
+            let spans = spans::of(ended);
+            let bytes = bytes_of(&spans);
+            if self.bytes.take(bytes) {
+                return place.send((spans, bytes));
+            }
         }
+        self.metrics.count_traces("lost", 1);
     }
 }
 
-async fn send(exporter: SpanExporter, mut waiting: mpsc::Receiver<Vec<SpanData>>, metrics: Arc<Metrics>) {
+async fn send(
+    exporter: SpanExporter,
+    mut waiting: mpsc::Receiver<Waiting>,
+    bytes: Arc<Bytes>,
+    metrics: Arc<Metrics>,
+) {
     let failures = FailureLog::default();
     let mut taken = Vec::with_capacity(TRACES_OF_A_REQUEST);
     loop {
@@ -89,7 +137,8 @@ async fn send(exporter: SpanExporter, mut waiting: mpsc::Receiver<Vec<SpanData>>
         if traces == 0 {
             return;
         }
-        let spans: Vec<_> = taken.drain(..).flatten().collect();
+        let sent: usize = taken.iter().map(|(_, bytes)| bytes).sum();
+        let spans: Vec<_> = taken.drain(..).flat_map(|(spans, _)| spans).collect();
         let number = spans.len();
         // The exporter's own limit is that of its client.
         let problem = match timeout(2 * LIMIT, exporter.export(spans)).await {
@@ -97,6 +146,7 @@ async fn send(exporter: SpanExporter, mut waiting: mpsc::Receiver<Vec<SpanData>>
             Ok(Err(error)) => Some(with_causes(&error)),
             Err(elapsed) => Some(with_causes(&elapsed)),
         };
+        bytes.give_back(sent);
         metrics.count_traces(if problem.is_none() { "sent" } else { "lost" }, traces as u64);
         match problem {
             None => debug!(traces, spans = number, "traces were sent"),
@@ -108,5 +158,19 @@ async fn send(exporter: SpanExporter, mut waiting: mpsc::Receiver<Vec<SpanData>>
         if traces < TRACES_OF_A_REQUEST {
             sleep(PAUSE).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waiting_traces_are_bounded_in_bytes() {
+        let bytes = Bytes::default();
+        assert!(bytes.take(2 * WAITING_BYTES), "one may always wait");
+        assert!(!bytes.take(1));
+        bytes.give_back(2 * WAITING_BYTES);
+        assert!(bytes.take(WAITING_BYTES - 1) && bytes.take(1) && !bytes.take(1));
     }
 }
