@@ -30,6 +30,13 @@ pub mod cloud {
 
 /// The tasks that the cloud assigns: decisions, execution, and the ledger.
 pub mod tasks {
+    /// What follows the name of something that only a newer cloud knows, in a reason.
+    pub(crate) const NOT_KNOWN: &str = concat!(
+        "not known to edgecore-prepull ",
+        env!("CARGO_PKG_VERSION"),
+        ": update edgecore-prepull on this node"
+    );
+
     pub mod agent;
     pub(crate) mod checks;
     pub mod executor;

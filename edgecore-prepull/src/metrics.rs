@@ -176,7 +176,7 @@ impl Metrics {
     pub(crate) fn count_task(&self, outcome: TaskOutcome) {
         let outcome = match outcome {
             TaskOutcome::Succeeded => "succeeded",
-            TaskOutcome::Failed => "failed",
+            TaskOutcome::Failed | TaskOutcome::Other => "failed",
             TaskOutcome::DeadlineExceeded => "deadline_exceeded",
             TaskOutcome::Cancelled => "cancelled",
         };

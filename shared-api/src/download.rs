@@ -111,10 +111,13 @@ pub enum Weekday {
     Fri,
     Sat,
     Sun,
+    /// A day that only a newer version knows. It never comes: a window must not open when the job doesn't want it to.
+    #[serde(other)]
+    Other,
 }
 
 impl Weekday {
-    /// All days, Monday first.
+    /// All days of the week, Monday first.
     pub const ALL: [Self; 7] = [Self::Mon, Self::Tue, Self::Wed, Self::Thu, Self::Fri, Self::Sat, Self::Sun];
 
     /// The day as the API spells it.
@@ -127,6 +130,7 @@ impl Weekday {
             Self::Fri => "Fri",
             Self::Sat => "Sat",
             Self::Sun => "Sun",
+            Self::Other => "Other",
         }
     }
 }

@@ -78,6 +78,9 @@ pub enum PullPolicy {
     IfNotPresent,
     /// Never pull; a missing image is a failure.
     Never,
+    /// A policy that only a newer version knows: the image fails.
+    #[serde(other)]
+    Other,
 }
 
 impl fmt::Display for PullPolicy {
@@ -86,6 +89,7 @@ impl fmt::Display for PullPolicy {
             Self::Always => "Always",
             Self::IfNotPresent => "IfNotPresent",
             Self::Never => "Never",
+            Self::Other => "Other",
         })
     }
 }
@@ -100,6 +104,9 @@ pub enum CheckItem {
     Cpu,
     /// Available memory.
     Mem,
+    /// A check that only a newer version knows: it doesn't pass.
+    #[serde(other)]
+    Other,
 }
 
 /// One node's share of a job. It cannot hold a credential: an image refers to its key by index into the list that
@@ -164,6 +171,9 @@ pub enum ImagePhase {
     BackingOff,
     /// The image has ended, in success or failure.
     Done,
+    /// A phase that only a newer version knows.
+    #[serde(other)]
+    Other,
 }
 
 /// Progress of an image in bytes of its compressed layers.
@@ -208,6 +218,9 @@ pub enum TaskOutcome {
     DeadlineExceeded,
     /// The cloud cancelled the task.
     Cancelled,
+    /// An end that only a newer version knows. Since it isn't [`Self::Succeeded`], it counts as a failure.
+    #[serde(other)]
+    Other,
 }
 
 /// The result of the checks before the first pull.
@@ -233,6 +246,9 @@ pub enum ImageOutcome {
     Failed,
     /// The deadline or a cancellation stopped the image before it ended.
     Stopped,
+    /// An end that only a newer version knows. We can't tell that the image is on the node, so it counts as a failure.
+    #[serde(other)]
+    Other,
 }
 
 impl ImageOutcome {

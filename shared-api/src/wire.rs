@@ -1,7 +1,14 @@
 //! The messages of the tunnel: JSON objects with a `type`, one in each text frame.
 //!
-//! - Unknown fields are ignored, so that either side may be newer than the other.
-//! - An unknown `type` is a [`DecodeError`]; the receiver closes the session with the reason.
+//! Either side may be newer than the other:
+//!
+//! - Unknown fields are ignored.
+//! - A message of an unknown `type` is skipped, with one line in the log of the receiver.
+//! - Every enum has a variant for values that only a newer version knows, and each use of it decides what that means.
+//! - Anything else that isn't a message is a [`DecodeError`]; the receiver closes the session with the reason.
+//!
+//! And always:
+//!
 //! - No message names its sender: the client certificate of the connection does.
 //! - Every message may arrive twice, late, or after a restart of either side.
 
@@ -60,6 +67,9 @@ pub enum EdgeMessage {
     /// What the node has to do with the blobs of a task that its site shares. Only for a cloud whose [`Welcome::tickets`] says
     /// that it knows them, and for tasks whose [`DownloadTerms::share`] asks for it; may be lost.
     Blobs(Blobs),
+    /// A message that only a newer edge sends: the cloud skips it.
+    #[serde(other)]
+    Other,
 }
 
 /// A message from the cloud to the edge.
@@ -100,6 +110,9 @@ pub enum CloudMessage {
         /// Why the edge has to reconnect, for the log.
         reason: String,
     },
+    /// A message that only a newer cloud sends: the edge skips it.
+    #[serde(other)]
+    Other,
 }
 
 /// A description of the edge and of the tasks in its ledger.
@@ -203,6 +216,9 @@ pub enum OpenPhase {
     NeedsKeys,
     /// The task has ended; its `Result` follows.
     Finished,
+    /// A state that only a newer version knows. The cloud takes it for [`Self::Running`], and the deadline bounds it.
+    #[serde(other)]
+    Other,
 }
 
 /// The parameters of a session.
@@ -265,6 +281,9 @@ pub enum Key {
         /// Name of the secret, and why it cannot be used.
         reason: String,
     },
+    /// A kind of key that only a newer version knows: the image fails, and no request is made.
+    #[serde(other)]
+    Other,
 }
 
 impl Key {
@@ -294,7 +313,7 @@ pub enum DecodeError {
     /// The frame is longer than [`MAX_MESSAGE`].
     #[error("message of {0} bytes; at most {MAX_MESSAGE} are accepted")]
     TooLarge(usize),
-    /// The frame is not JSON, has an unknown type, or has a field of the wrong kind.
+    /// The frame is not JSON, has no type, or has a field of the wrong kind.
     #[error("not a message of {SUBPROTOCOL}: {0}")]
     Malformed(String),
 }

@@ -294,7 +294,10 @@ fn split(event: SessionEvent) -> (Option<SessionEvent>, Option<SessionEvent>) {
         ),
         SessionEvent::Message { ref message, .. } => {
             let task = match message {
-                EdgeMessage::Hello(_) | EdgeMessage::Trusts { .. } | EdgeMessage::State(_) => None,
+                EdgeMessage::Hello(_)
+                | EdgeMessage::Trusts { .. }
+                | EdgeMessage::State(_)
+                | EdgeMessage::Other => None,
                 EdgeMessage::Accepted { task } => Some(task),
                 EdgeMessage::Progress(progress) => Some(&progress.task),
                 EdgeMessage::Result(result) => Some(&result.task),

@@ -58,7 +58,7 @@ pub(crate) async fn dispatch_job_task(
         let resolved = plan::resolve_key(&image.secrets, &image.pull, user, found);
         let unavailable = match &resolved.key {
             Key::Unavailable { reason } => Some(reason),
-            Key::Anonymous { .. } | Key::Credentials { .. } => None,
+            Key::Anonymous { .. } | Key::Credentials { .. } | Key::Other => None,
         };
         let is_pulled_anyway = image.policy == PullPolicy::Always && !order.there.contains(&index);
         may_need_none &= resolved.withheld.is_empty() || !is_pulled_anyway;

@@ -157,6 +157,7 @@ impl Metrics {
                     TaskOutcome::Failed => "failed",
                     TaskOutcome::DeadlineExceeded => "deadline_exceeded",
                     TaskOutcome::Cancelled => "cancelled",
+                    TaskOutcome::Other => "other",
                 };
                 self.counted.results.get_or_create(&OutcomeLabel { outcome }).inc();
                 let durations = &self.counted.task_duration_seconds;
@@ -183,6 +184,7 @@ impl Metrics {
                 ImageOutcome::Present => "present",
                 ImageOutcome::Failed => "failed",
                 ImageOutcome::Stopped => "stopped",
+                ImageOutcome::Other => "other",
             };
             let outcome = OutcomeLabel { outcome };
             if image.attempts > 0 {

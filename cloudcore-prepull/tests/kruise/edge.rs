@@ -74,7 +74,7 @@ impl Edge {
             task: task.clone(),
             outcome: match outcome {
                 ImageOutcome::Pulled | ImageOutcome::Present => TaskOutcome::Succeeded,
-                ImageOutcome::Failed => TaskOutcome::Failed,
+                ImageOutcome::Failed | ImageOutcome::Other => TaskOutcome::Failed,
                 ImageOutcome::Stopped => TaskOutcome::Cancelled,
             },
             reason: String::new(),
@@ -141,7 +141,8 @@ impl Edge {
             | CloudMessage::Unpin { .. }
             | CloudMessage::Sources(_)
             | CloudMessage::Trust(_)
-            | CloudMessage::Goaway { .. } => {}
+            | CloudMessage::Goaway { .. }
+            | CloudMessage::Other => {}
         }
     }
 }

@@ -182,7 +182,10 @@ impl World {
                     self.edges[edge].unpin(&jobs);
                     return true;
                 }
-                CloudMessage::Sources(_) | CloudMessage::Trust(_) | CloudMessage::Goaway { .. } => {
+                CloudMessage::Sources(_)
+                | CloudMessage::Trust(_)
+                | CloudMessage::Goaway { .. }
+                | CloudMessage::Other => {
                     return true;
                 }
             },

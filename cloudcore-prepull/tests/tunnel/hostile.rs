@@ -20,7 +20,7 @@ async fn an_invalid_message_closes_only_its_own_session() {
     let second_hello = prepull_api::wire::encode(&EdgeMessage::Hello(Box::default())).unwrap();
     for (message, code, reason) in [
         (Message::text("{"), 1007, "not a message of prepull.v1"),
-        (Message::text(r#"{"type":"become_root"}"#), 1007, "not a message of prepull.v1"),
+        (Message::text(r#"{"kind":"become_root"}"#), 1007, "not a message of prepull.v1"),
         (Message::text(r#"{"type":"accepted","task":7}"#), 1007, "not a message of prepull.v1"),
         (Message::text(second_hello), 1002, "Hello may come only once"),
         (Message::binary(vec![1]), 1002, "text frames"),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use edgecore_prepull::cloud::tunnel::TunnelEvent;
-use prepull_api::wire::{EdgeMessage, Hello};
+use prepull_api::wire::{CloudMessage, EdgeMessage, Hello};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
@@ -38,6 +38,22 @@ async fn messages_go_both_ways_until_the_agent_stops() {
     agent.disconnected().await;
     assert_eq!(cloud.down().await.1, session);
     assert!(cloud.sessions.is_empty());
+}
+
+#[tokio::test]
+async fn unknown_messages_end_no_session() {
+    let mut cloud = Cloud::start();
+    let mut agent = Agent::start(&cloud, "edge-1", None).await;
+    agent.connected(Hello::default()).await;
+    cloud.up().await;
+    for job in ["1", "2"] {
+        agent.link.send(EdgeMessage::Other).await;
+        agent.link.send(EdgeMessage::Accepted { task: task(job) }).await;
+        assert_eq!(cloud.message().await.1, EdgeMessage::Accepted { task: task(job) });
+        cloud.sessions.send(&"edge-1".into(), CloudMessage::Other).unwrap();
+        cloud.sessions.send(&"edge-1".into(), ack(job)).unwrap();
+        assert_eq!(agent.message().await, ack(job));
+    }
 }
 
 #[tokio::test]

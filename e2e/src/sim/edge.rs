@@ -243,7 +243,8 @@ impl Edge {
             | CloudMessage::Unpin { .. }
             | CloudMessage::Sources(_)
             | CloudMessage::Trust(_)
-            | CloudMessage::Goaway { .. } => None,
+            | CloudMessage::Goaway { .. }
+            | CloudMessage::Other => None,
         }
     }
 

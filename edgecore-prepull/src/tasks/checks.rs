@@ -4,6 +4,7 @@ use prepull_api::task::{CheckItem, CheckOutcome};
 use prepull_api::wire::Filesystem;
 
 use crate::config::Limits;
+use crate::tasks::NOT_KNOWN;
 
 /// State of the machine, as far as it could be read.
 #[derive(Clone, Debug)]
@@ -27,6 +28,7 @@ pub(crate) fn judge(items: &[CheckItem], limits: &Limits, readings: &Readings) -
 
 fn find_problem(item: CheckItem, limits: &Limits, readings: &Readings) -> Option<String> {
     match item {
+        CheckItem::Other => Some(format!("an item of checkItems is {NOT_KNOWN}")),
         CheckItem::Disk => {
             let disk = match &readings.disk {
                 Ok(disk) => disk,
@@ -163,6 +165,12 @@ mod tests {
         for item in [CheckItem::Disk, CheckItem::Cpu, CheckItem::Mem] {
             assert!(!judge(&[item], &Limits::default(), &nothing).passed, "{item:?}");
         }
+    }
+
+    #[test]
+    fn an_unknown_item_does_not_pass() {
+        let outcome = judge(&[CheckItem::Other], &Limits::default(), &readings(90 * GIB, 0.0, 8 * GIB));
+        assert!(!outcome.passed && outcome.reason.contains("update edgecore-prepull"), "{outcome:?}");
     }
 
     #[test]

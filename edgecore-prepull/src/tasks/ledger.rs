@@ -231,8 +231,8 @@ fn read_record(path: &Path) -> Result<TaskRecord, Unusable> {
         let why = format!("format {format} of a newer agent; this one knows {RECORD_FORMAT}");
         return Err(Unusable::NotNow(why));
     }
-    let record: TaskRecord = match serde_json::from_slice(&text) {
-        Ok(record) => record,
+    let record = match serde_json::from_slice::<TaskRecord>(&text) {
+        Ok(record) => record.without_unknown(),
         Err(error) => return corrupt(error.to_string()),
     };
     let images = record.task.images.len();

@@ -362,7 +362,10 @@ impl<P: Puller> Node<P> {
             TunnelEvent::Message(CloudMessage::Sources(sources)) => self.hub.direct(sources),
             // The tunnel handles these itself.
             TunnelEvent::Message(
-                message @ (CloudMessage::Welcome(_) | CloudMessage::Trust(_) | CloudMessage::Goaway { .. }),
+                message @ (CloudMessage::Welcome(_)
+                | CloudMessage::Trust(_)
+                | CloudMessage::Goaway { .. }
+                | CloudMessage::Other),
             ) => {
                 debug!(?message, "message is not for the agent");
             }

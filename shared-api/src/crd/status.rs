@@ -135,6 +135,8 @@ pub enum JobPhase {
     Completed,
     /// The job is invalid, no node is eligible, its deadline has passed, or more nodes failed than failureTolerate
     /// allows.
+    // Also what only a newer version knows: an older leader must neither start such a job nor call it complete.
+    #[serde(other)]
     Failure,
 }
 
@@ -241,6 +243,8 @@ pub enum NodePhase {
     /// A check or an image failed, the edge reported that the deadline had passed, or an image was removed since.
     Failure,
     /// There was no result at the deadline.
+    // Also what only a newer version knows: an older leader must not start such a node again.
+    #[serde(other)]
     Unknown,
 }
 
@@ -265,6 +269,8 @@ pub enum Action {
     /// The check items of the job.
     Check,
     /// The pulls of the images.
+    // Also what only a newer version knows: what follows the checks.
+    #[serde(other)]
     Pull,
 }
 
@@ -277,6 +283,7 @@ pub enum Tristate {
     False,
     /// Still running, or not known.
     #[default]
+    #[serde(other)]
     Unknown,
 }
 

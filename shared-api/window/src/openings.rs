@@ -139,9 +139,9 @@ impl Openings {
         if self.is_open(at) {
             return None;
         }
-        if let Some(name) = self.schedules.iter().find_map(Schedule::unknown_zone) {
+        if let Some(part) = self.schedules.iter().find_map(Schedule::unknown_part) {
             return Some(format!(
-                "waits for its window, whose time zone {name:?} is not known to this version of edgecore-prepull"
+                "waits for its window, whose {part} is not known to this version of edgecore-prepull"
             ));
         }
         let Some(opens) = self.next_open(at) else {

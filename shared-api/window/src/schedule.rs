@@ -19,7 +19,7 @@ const DAY: SignedDuration = SignedDuration::from_hours(24);
 pub(crate) struct Schedule {
     windows: Vec<Recurring>,
     delay: SignedDuration,
-    /// A time zone that the database does not have. Its window never opens.
+    /// A time zone that the database does not have, whose window never opens, or a day that only a newer version knows.
     unknown: Option<String>,
 }
 
@@ -49,12 +49,15 @@ impl Schedule {
                 Zone::Node => node_zone.and_then(zones::find).unwrap_or(TimeZone::UTC),
                 Zone::Named(name) => {
                     let Some(zone) = zones::find(name) else {
-                        schedule.unknown = Some(name.clone());
+                        schedule.unknown = Some(format!("time zone {name:?}"));
                         continue;
                     };
                     zone
                 }
             };
+            if window.days.contains(&Weekday::Other) {
+                schedule.unknown = Some("day".to_owned());
+            }
             let (days, start) = (window.days.clone(), window.start);
             schedule.windows.push(Recurring { days, start, duration: signed(window.duration), zone });
         }
@@ -101,8 +104,8 @@ impl Schedule {
         opening.or(self.windows.first()).map_or(TimeZone::UTC, |window| window.zone.clone())
     }
 
-    /// The time zone that is not known here, if there is one.
-    pub(crate) fn unknown_zone(&self) -> Option<&str> {
+    /// The time zone or the day that is not known here, if there is one.
+    pub(crate) fn unknown_part(&self) -> Option<&str> {
         self.unknown.as_deref()
     }
 }

@@ -296,7 +296,8 @@ impl NodeImages {
                 EdgeMessage::Hello(_)
                 | EdgeMessage::Trusts { .. }
                 | EdgeMessage::State(_)
-                | EdgeMessage::Blobs(_) => {}
+                | EdgeMessage::Blobs(_)
+                | EdgeMessage::Other => {}
                 EdgeMessage::Accepted { task } => {
                     self.update(&node, now, |node, fx| node.accept_task(&task, fx));
                 }

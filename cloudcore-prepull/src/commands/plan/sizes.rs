@@ -200,7 +200,7 @@ fn question(image: &Keyed<'_>) -> Result<Option<Question>, String> {
     let credentials = match resolved.as_ref().map(|resolved| &resolved.key) {
         _ if planned.policy == PullPolicy::Never => return Ok(None),
         Some(Key::Credentials { credentials }) => credentials.clone(),
-        Some(Key::Anonymous { .. }) => Vec::new(),
+        Some(Key::Anonymous { .. } | Key::Other) => Vec::new(),
         Some(Key::Unavailable { .. }) => return Err("no usable credentials".to_owned()),
         None if planned.secrets.is_empty() => Vec::new(),
         None => return Err("its secrets are not known: add --secrets".to_owned()),

@@ -30,6 +30,8 @@ pub(super) struct InboundLimit {
     bytes: TokenBucket<StdInstant>,
     /// Messages that exceeded the rate since the node was last at rest.
     delayed: u32,
+    /// Whether the node has sent a message of a kind that only a newer version knows.
+    has_sent_unknown: bool,
 }
 
 /// The peer keeps sending although its messages are delayed.
@@ -42,7 +44,13 @@ impl InboundLimit {
             messages: TokenBucket::new(MESSAGES_PER_SECOND, MESSAGE_BURST),
             bytes: TokenBucket::new(BYTES_PER_SECOND, BYTE_BURST),
             delayed: 0,
+            has_sent_unknown: false,
         }
+    }
+
+    /// Whether a message of a kind that only a newer version knows is the first of its session.
+    pub(super) fn is_first_unknown(&mut self) -> bool {
+        !std::mem::replace(&mut self.has_sent_unknown, true)
     }
 
     /// Counts an incoming message, and returns how long to pause reading.

@@ -129,6 +129,7 @@ where
                 Err(SessionEnd::TooManyTasks(hello.open.len()))
             }
             EdgeMessage::Hello(hello) => Ok(hello),
+            EdgeMessage::Other => continue,
             _ => Err(SessionEnd::NotHello),
         };
     }
@@ -221,6 +222,14 @@ impl SessionContext<'_> {
             Some(EdgeMessage::Trusts { bundle }) => outbox.trust.confirm(&bundle),
             // The state is for people, who ask the directory.
             Some(EdgeMessage::State(_)) | None => {}
+            Some(EdgeMessage::Other) => {
+                if limit.is_first_unknown() && self.sessions.may_log(&self.peer.node) {
+                    tracing::warn!(
+                        "messages of a kind that cloudcore-prepull doesn't know are skipped: the agent is newer; \
+                         update cloudcore-prepull"
+                    );
+                }
+            }
             Some(message) => {
                 let (node, session) = (self.peer.node.clone(), outbox.id);
                 self.notify_controller(SessionEvent::Message { node, session, message }).await?;

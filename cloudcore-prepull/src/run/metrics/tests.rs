@@ -36,7 +36,7 @@ fn result(outcome: TaskOutcome) -> Input {
     };
     let images = match outcome {
         TaskOutcome::Succeeded => vec![timed(image(ImageOutcome::Pulled, None))],
-        TaskOutcome::Failed => vec![
+        TaskOutcome::Failed | TaskOutcome::Other => vec![
             image(ImageOutcome::Pulled, None),
             image(ImageOutcome::Failed, Some(FailureCode::Unauthorized)),
             // Of an edge without codes.

@@ -38,7 +38,7 @@ pub(super) fn of(ended: &EndedTask<'_>) -> Vec<SpanData> {
     let code = failed.and_then(|image| image.code).map(FailureCode::as_str);
     let status = match result.outcome {
         TaskOutcome::Succeeded => Status::Ok,
-        TaskOutcome::Failed | TaskOutcome::DeadlineExceeded | TaskOutcome::Cancelled => {
+        TaskOutcome::Failed | TaskOutcome::DeadlineExceeded | TaskOutcome::Cancelled | TaskOutcome::Other => {
             Status::error(truncate_reason(&result.reason))
         }
     };
@@ -89,6 +89,7 @@ fn of_image(reference: String, image: &ImageResult) -> Vec<KeyValue> {
         ImageOutcome::Present => "present",
         ImageOutcome::Failed => "failed",
         ImageOutcome::Stopped => "stopped",
+        ImageOutcome::Other => "other",
     };
     let by = image.pulled_by.map(|by| match by {
         PulledBy::Agent => "agent",

@@ -85,7 +85,8 @@ impl Check {
             | EdgeMessage::Progress(_)
             | EdgeMessage::Trusts { .. }
             | EdgeMessage::State(_)
-            | EdgeMessage::Blobs(_) => {}
+            | EdgeMessage::Blobs(_)
+            | EdgeMessage::Other => {}
             EdgeMessage::Accepted { task } => {
                 assert!(edge.disk.contains_key(task), "{} accepts {task}, not on its disk", edge.node);
             }

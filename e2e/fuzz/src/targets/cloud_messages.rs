@@ -70,7 +70,8 @@ impl Node {
             | CloudMessage::Unpin { .. }
             | CloudMessage::Sources(_)
             | CloudMessage::Trust(_)
-            | CloudMessage::Goaway { .. } => {}
+            | CloudMessage::Goaway { .. }
+            | CloudMessage::Other => {}
         }
     }
 

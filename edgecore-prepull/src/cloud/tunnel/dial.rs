@@ -300,15 +300,14 @@ impl Dial {
             channel.start_send(encode(&EdgeMessage::Hello(Box::new(hello)))?.into())?;
             loop {
                 match channel.next(true).await? {
-                    ChannelEvent::Text(text) => {
-                        return match decode(&text)? {
-                            CloudMessage::Welcome(welcome) => Ok(welcome),
-                            CloudMessage::Goaway { after, reason } => {
-                                Err(End::Goaway { after, reason: printable(&reason) })
-                            }
-                            _ => Err(End::NotWelcome),
-                        };
-                    }
+                    ChannelEvent::Text(text) => match decode(&text)? {
+                        CloudMessage::Welcome(welcome) => return Ok(welcome),
+                        CloudMessage::Goaway { after, reason } => {
+                            return Err(End::Goaway { after, reason: printable(&reason) });
+                        }
+                        CloudMessage::Other => {}
+                        _ => return Err(End::NotWelcome),
+                    },
                     ChannelEvent::Control | ChannelEvent::Writable => {}
                 }
             }
@@ -336,7 +335,7 @@ impl Dial {
         channel: &mut Tunnel,
         outgoing: &mut mpsc::Receiver<EdgeMessage>,
     ) -> Result<std::convert::Infallible, End> {
-        let (mut room, mut confirmation) = (None, None);
+        let (mut room, mut confirmation, mut has_skipped) = (None, None, false);
         loop {
             if channel.is_writable()
                 && let Some(confirmation) = confirmation.take()
@@ -362,6 +361,14 @@ impl Dial {
                             return Err(End::Goaway { after, reason: printable(&reason) });
                         }
                         CloudMessage::Trust(cas) => confirmation = self.take_over(&cas).or(confirmation),
+                        CloudMessage::Other => {
+                            if !std::mem::replace(&mut has_skipped, true) {
+                                tracing::warn!(
+                                    "messages of a kind that this agent doesn't know are skipped: the cloud is newer; \
+                                     update edgecore-prepull"
+                                );
+                            }
+                        }
                         message => {
                             // `next` reads only if there is room.
                             if let Some(permit) = room.take() {

@@ -104,7 +104,7 @@ impl Display {
         let Some(Shown { name, bar, before: _ }) = self.images.get(index) else { return };
         let is_unpacking = bytes.is_some_and(|Bytes { done, total }| total > 0 && done >= total);
         match (phase, bar) {
-            (ImagePhase::Waiting | ImagePhase::Done, _) => {}
+            (ImagePhase::Waiting | ImagePhase::Done | ImagePhase::Other, _) => {}
             (ImagePhase::Pulling, Some(bar)) => match bytes {
                 // What the runtime does once it has every byte.
                 _ if is_unpacking => {

@@ -17,7 +17,7 @@ pub(super) fn describe_result(result: &ImageResult, before: Option<&Present>) ->
             let bytes = result.bytes.map(|bytes| format!(", {}", HumanBytes(bytes.total)));
             format!("pulled, {digest}{}", bytes.unwrap_or_default())
         }
-        ImageOutcome::Failed => format!("failed: {}", result.reason),
+        ImageOutcome::Failed | ImageOutcome::Other => format!("failed: {}", result.reason),
         ImageOutcome::Stopped => format!("stopped: {}", result.reason),
     }
 }
@@ -27,7 +27,7 @@ pub(super) fn summarize<'a>(images: impl Iterator<Item = (&'a ImageResult, Optio
     let (mut pulled, mut there, mut missing) = (0, 0, 0);
     for (result, before) in images {
         match result.outcome {
-            ImageOutcome::Failed | ImageOutcome::Stopped => missing += 1,
+            ImageOutcome::Failed | ImageOutcome::Stopped | ImageOutcome::Other => missing += 1,
             _ if was_there(result, before) => there += 1,
             ImageOutcome::Pulled | ImageOutcome::Present => pulled += 1,
         }
@@ -48,7 +48,7 @@ fn was_there(result: &ImageResult, before: Option<&Present>) -> bool {
             let same = |now: &Option<String>, before: &Option<String>| now.is_some() && now == before;
             same(&result.digest, &before.digest) || (result.digest.is_none() && same(&result.id, &before.id))
         }),
-        ImageOutcome::Failed | ImageOutcome::Stopped => false,
+        ImageOutcome::Failed | ImageOutcome::Stopped | ImageOutcome::Other => false,
     }
 }
 

@@ -325,7 +325,7 @@ impl TaskEntry {
     ) {
         let code = match outcome {
             TaskOutcome::DeadlineExceeded => FailureCode::Timeout,
-            TaskOutcome::Succeeded | TaskOutcome::Failed | TaskOutcome::Cancelled => FailureCode::Cancelled,
+            _ => FailureCode::Cancelled,
         };
         let images = self.record.results_if_stopped(reason, code);
         let check = self.record.check.clone();

@@ -8,6 +8,7 @@ use prepull_api::wire::truncate_reason;
 use serde::{Deserialize, Serialize};
 
 use super::time::{BootTime, Now, WallClock};
+use crate::tasks::NOT_KNOWN;
 
 /// Format of [`TaskRecord`]. Raise it with each change that an older agent would misread.
 pub(crate) const RECORD_FORMAT: u32 = 1;
@@ -60,6 +61,25 @@ impl TaskRecord {
             images,
             result: None,
         }
+    }
+
+    /// Replaces what only a newer agent knows, which has written the record: the cloud may be too old to know it.
+    pub(crate) fn without_unknown(mut self) -> Self {
+        let TaskRecord { images, result, .. } = &mut self;
+        if let Some(result) = result.as_mut().filter(|result| result.outcome == TaskOutcome::Other) {
+            result.outcome = TaskOutcome::Failed;
+        }
+        let of_result = result.iter_mut().flat_map(|result| &mut result.images);
+        for image in images.iter_mut().flatten().chain(of_result) {
+            if image.outcome == ImageOutcome::Other {
+                image.outcome = ImageOutcome::Failed;
+                image.code.get_or_insert(FailureCode::Internal);
+                if image.reason.is_empty() {
+                    image.reason = format!("its end, which a newer agent has recorded, is {NOT_KNOWN}");
+                }
+            }
+        }
+        self
     }
 
     /// Id of the task.

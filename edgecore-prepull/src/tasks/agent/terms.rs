@@ -10,6 +10,7 @@ use prepull_api::wire::{Assign, Key};
 use super::io::TaskTerms;
 use super::time::Now;
 use super::windows::{Counted, NodeClock};
+use crate::tasks::NOT_KNOWN;
 
 impl TaskTerms {
     /// The terms of a task that no cloud has assigned: of this time, what lies in the node's windows counts.
@@ -28,7 +29,11 @@ impl TaskTerms {
         let openings = clock.openings(&assign.download);
         let windows = (!openings.is_always()).then_some(Counted { since: now.monotonic, openings });
         let Assign { task: sent, remaining: _, keys, download } = assign;
-        let keys: Vec<_> = keys.into_iter().map(Arc::new).collect();
+        let known = |key| match key {
+            Key::Other => Key::Unavailable { reason: format!("its kind of credentials is {NOT_KNOWN}") },
+            known => known,
+        };
+        let keys: Vec<_> = keys.into_iter().map(known).map(Arc::new).collect();
         let unavailable = |reason: String| Arc::new(Key::Unavailable { reason });
         let key = |(index, image): (usize, &ImageTask)| match sent.images.get(index) {
             Some(same) if same.reference == image.reference => {

@@ -167,7 +167,7 @@ impl ImageBoard {
                 let moment = match phase {
                     ImagePhase::Pulling => "during its pull",
                     ImagePhase::Waiting if *attempts == 0 => "before its pull began",
-                    ImagePhase::Waiting | ImagePhase::BackingOff | ImagePhase::Done => "between two attempts",
+                    _ => "between two attempts",
                 };
                 let mut text = format!("{why} {moment}");
                 if !reason.is_empty() {

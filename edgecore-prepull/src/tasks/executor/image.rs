@@ -24,6 +24,7 @@ use crate::images::providers::Providers;
 use crate::images::puller::{ErrorClass, Present, PullError, PullTerms, Pulled, Puller};
 use crate::images::rate::Bucket;
 use crate::metrics::Metrics;
+use crate::tasks::NOT_KNOWN;
 
 /// First ceiling of the wait between two attempts, which doubles with each failure.
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
@@ -181,7 +182,7 @@ impl<P: Puller> ImagePulls<P> {
     pub(super) async fn needs_no_link(&self, images: impl Iterator<Item = &ImageTask>) -> bool {
         for image in images {
             let is_there = match image.policy {
-                PullPolicy::Never => true,
+                PullPolicy::Never | PullPolicy::Other => true,
                 PullPolicy::IfNotPresent => {
                     matches!(self.puller.look_up(&image.reference).await, Ok(Some(_)))
                 }
@@ -219,6 +220,10 @@ impl<P: Puller> ImagePulls<P> {
         match image.policy {
             // To look at what is there takes no link.
             PullPolicy::Never => {}
+            PullPolicy::Other => {
+                let message = format!("its pull policy is {NOT_KNOWN}");
+                return Err(PullError::new(ErrorClass::Permanent, message).with_code(FailureCode::Internal));
+            }
             PullPolicy::IfNotPresent => {
                 let is_open = context.control.borrow().terms.state(self.clock.wall()).is_open;
                 if !is_open && let Some(present) = self.puller.look_up(&image.reference).await? {
@@ -249,7 +254,7 @@ impl<P: Puller> ImagePulls<P> {
                     return Ok(Some(already_present(present)));
                 }
             }
-            PullPolicy::Always => {
+            PullPolicy::Always | PullPolicy::Other => {
                 // The one before may have pulled it without looking at its signature.
                 let is_verified = context.control.borrow().terms.download.verify.is_some();
                 let recent = recent.as_ref().filter(|_| !is_verified);

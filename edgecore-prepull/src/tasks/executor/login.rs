@@ -30,7 +30,7 @@ pub(super) async fn pull_with_key<P: Puller>(
         progress,
         of_key: match key {
             Key::Credentials { credentials } => credentials.iter().collect(),
-            Key::Anonymous { .. } | Key::Unavailable { .. } => Vec::new(),
+            Key::Anonymous { .. } | Key::Unavailable { .. } | Key::Other => Vec::new(),
         },
         of_providers: Vec::new(),
         refusal: None,

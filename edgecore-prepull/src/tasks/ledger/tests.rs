@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use prepull_api::task::{ImageTask, JobUid, PullPolicy, Task};
+use prepull_api::task::{ImageOutcome, ImageTask, JobUid, PullPolicy, Task, TaskOutcome};
 use tempfile::TempDir;
 
 use super::*;
@@ -118,6 +118,40 @@ fn no_uid_escapes_the_folder_or_collides_with_another() {
         ledger.remove(record(uid, 1).id()).unwrap();
     }
     assert_eq!(files(&dir), [""; 0]);
+}
+
+#[test]
+fn a_record_of_a_newer_agent_is_told_in_known_words() {
+    let dir = TempDir::new().unwrap();
+    let mut ledger = Ledger::open(dir.path()).unwrap();
+    ledger.save(&record("open", 1)).unwrap();
+    ledger.save(&record("ended", 1)).unwrap();
+    let change = |name: &str, change: &dyn Fn(&mut serde_json::Value)| {
+        let path = dir.path().join(TASKS).join(name);
+        let mut record = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        change(&mut record);
+        fs::write(path, record.to_string()).unwrap();
+    };
+    let image = serde_json::json!({"outcome": "later", "code": "Later", "attempts": 1, "added": 1});
+    change("open.1.json", &|record| {
+        record["task"]["checks"] = serde_json::json!(["later"]);
+        record["task"]["images"][0]["policy"] = "Later".into();
+        record["images"] = serde_json::json!([image]);
+    });
+    change("ended.1.json", &|record| {
+        record["images"] = serde_json::json!([]);
+        record["result"] = serde_json::json!({"task": {"job": "ended", "attempt": 1}, "outcome": "later",
+            "images": [image], "took": 1});
+    });
+    let records = ledger.load().unwrap();
+    let of = |job: &str| records.iter().find(|record| record.id().job.0 == job).unwrap();
+    let (open, ended) = (of("open"), of("ended").result.as_ref().unwrap());
+    assert_eq!(open.task.images[0].policy, PullPolicy::Other);
+    assert_eq!(ended.outcome, TaskOutcome::Failed);
+    for image in [open.images[0].as_ref().unwrap(), &ended.images[0]] {
+        assert_eq!(image.outcome, ImageOutcome::Failed);
+        assert!(image.reason.contains("update edgecore-prepull"), "{image:?}");
+    }
 }
 
 #[test]

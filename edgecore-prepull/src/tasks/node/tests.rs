@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use prepull_api::download::DownloadTerms;
-use prepull_api::task::{ImageTask, JobUid, PullPolicy, Task, TaskOutcome, TaskResult};
+use prepull_api::failure::FailureCode;
+use prepull_api::task::{CheckItem, ImageTask, JobUid, PullPolicy, Task, TaskOutcome, TaskResult};
 use prepull_api::wire::{Assign, Key, OpenPhase, Welcome};
 use tokio::task::JoinHandle;
 
@@ -112,6 +113,34 @@ fn assign(images: &[&str]) -> CloudMessage {
         keys: vec![Key::anonymous()],
         download: DownloadTerms::default(),
     })
+}
+
+#[tokio::test(start_paused = true)]
+async fn unknown_parts_of_a_task_fail_it() {
+    const REMEDY: &str = "update edgecore-prepull on this node";
+    let assignment = |change: fn(&mut Assign)| {
+        let CloudMessage::Assign(mut assign) = assign(&["a"]) else { panic!("another message") };
+        change(&mut assign);
+        CloudMessage::Assign(assign)
+    };
+    let changes: [(fn(&mut Assign), _); 3] = [
+        (|assign| assign.task.checks = vec![CheckItem::Other], FailureCode::CheckFailed),
+        (|assign| assign.task.images[0].policy = PullPolicy::Other, FailureCode::Internal),
+        (|assign| assign.keys = vec![Key::Other], FailureCode::SecretUnusable),
+    ];
+    for (change, code) in changes {
+        let (fake, store) = (Fake::new(), MemoryStore::default());
+        let mut harness = Harness::start(&fake, &store);
+        harness.connect().await;
+        harness.tell(CloudMessage::Other).await;
+        harness.tell(assignment(change)).await;
+        assert_eq!(harness.hear().await, EdgeMessage::Accepted { task: id() });
+        let result = harness.result().await;
+        assert_eq!((result.outcome, result.images[0].code), (TaskOutcome::Failed, Some(code)), "{result:?}");
+        assert!(result.reason.contains(REMEDY), "{result:?}");
+        assert!(fake.state.lock().unwrap().pulls.is_empty(), "nothing is pulled");
+        harness.stop().await;
+    }
 }
 
 fn id() -> TaskId {

@@ -184,6 +184,8 @@ pub enum PullPhase {
     /// The image is on the node.
     Succeeded,
     /// The image could not be pulled.
+    // Also what only a newer version knows.
+    #[serde(other)]
     Failed,
 }
 

@@ -251,7 +251,7 @@ impl World {
     pub(super) fn end_task(&mut self, task: &TaskId, image: ImageResult) {
         let outcome = match image.outcome {
             ImageOutcome::Pulled | ImageOutcome::Present => TaskOutcome::Succeeded,
-            ImageOutcome::Failed => TaskOutcome::Failed,
+            ImageOutcome::Failed | ImageOutcome::Other => TaskOutcome::Failed,
             ImageOutcome::Stopped => TaskOutcome::Cancelled,
         };
         self.receive(EdgeMessage::Result(TaskResult {

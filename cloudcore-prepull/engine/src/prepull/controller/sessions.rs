@@ -91,7 +91,8 @@ impl Controller {
             | EdgeMessage::Trusts { .. }
             | EdgeMessage::State(_)
             // The tracker of sites has got it.
-            | EdgeMessage::Blobs(_) => {}
+            | EdgeMessage::Blobs(_)
+            | EdgeMessage::Other => {}
             EdgeMessage::Accepted { task } => {
                 let mut wanted = false;
                 let known = self.change_job(&task.job.clone(), |job, _| {

@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::crd::status::{NodePhase, Tristate};
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{NodeName, TaskOutcome, TaskResult};
-use prepull_api::wire::{OpenPhase, Progress, truncate_reason};
+use prepull_api::wire::{OpenPhase, Progress};
 
 use super::{Flight, Reattach, Rollout, Touched, record};
 use crate::prepull::plan::NodePlan;
@@ -185,8 +185,8 @@ impl Rollout {
         let Some(&at) = self.index.get(node) else { return Reattach::Cancel };
         if self.closed {
             return match open {
-                Some((_, OpenPhase::Running | OpenPhase::NeedsKeys)) => Reattach::Cancel,
                 Some((_, OpenPhase::Finished)) | None => Reattach::Leave,
+                Some(_) => Reattach::Cancel,
             };
         }
         self.set_online(at, Some(session));
@@ -195,7 +195,7 @@ impl Rollout {
         match (record.phase, current) {
             // Its result follows, and is acknowledged when it is written.
             (_, Some((_, OpenPhase::Finished))) => Reattach::Leave,
-            (NodePhase::InProgress, Some((_, OpenPhase::Running))) => {
+            (NodePhase::InProgress, Some((_, OpenPhase::Running | OpenPhase::Other))) => {
                 self.note_accepted(at);
                 if self.recording.contains(&at) { Reattach::Leave } else { Reattach::AtWork }
             }
@@ -286,9 +286,15 @@ impl Rollout {
             (TaskOutcome::Cancelled, NodePhase::Unknown) => {
                 self.touched.push(Touched { at, phase: true });
             }
-            (TaskOutcome::Failed | TaskOutcome::DeadlineExceeded | TaskOutcome::Cancelled, _) => {
+            (
+                TaskOutcome::Failed
+                | TaskOutcome::DeadlineExceeded
+                | TaskOutcome::Cancelled
+                | TaskOutcome::Other,
+                _,
+            ) => {
                 let cause = (NodePhase::Failure, record::code_of(result));
-                self.fail(at, cause, truncate_reason(&result.reason));
+                self.fail(at, cause, record::reason_of(result));
             }
         }
         true

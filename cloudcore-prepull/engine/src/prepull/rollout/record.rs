@@ -75,7 +75,7 @@ pub(super) fn apply_look(record: &mut NodeStatus, result: &TaskResult, now: Time
                 unclear = Some("its edgecore-prepull is too old to check: it gives no codes".to_owned());
                 continue;
             }
-            (ImageOutcome::Failed | ImageOutcome::Stopped, ..) => {
+            (ImageOutcome::Failed | ImageOutcome::Stopped | ImageOutcome::Other, ..) => {
                 unclear = Some(found.reason.clone());
                 continue;
             }
@@ -176,7 +176,7 @@ pub(super) fn apply_result(
         } = result;
         image.status = match outcome {
             ImageOutcome::Pulled | ImageOutcome::Present => Tristate::True,
-            ImageOutcome::Failed => Tristate::False,
+            ImageOutcome::Failed | ImageOutcome::Other => Tristate::False,
             ImageOutcome::Stopped => Tristate::Unknown,
         };
         image.code = (!outcome.is_on_node()).then(|| code.unwrap_or(FailureCode::Other));
@@ -203,7 +203,9 @@ pub(super) fn apply_result(
     if passed {
         let (status, reason) = match result.outcome {
             TaskOutcome::Succeeded => (Tristate::True, ""),
-            TaskOutcome::Failed | TaskOutcome::DeadlineExceeded => (Tristate::False, result.reason.as_str()),
+            TaskOutcome::Failed | TaskOutcome::DeadlineExceeded | TaskOutcome::Other => {
+                (Tristate::False, result.reason.as_str())
+            }
             TaskOutcome::Cancelled => (Tristate::Unknown, result.reason.as_str()),
         };
         record.action_flow.push(action(Action::Pull, status, reason, now));
@@ -219,10 +221,19 @@ pub(super) fn code_of(result: &TaskResult) -> FailureCode {
     let by_outcome = match result.outcome {
         TaskOutcome::Cancelled => return FailureCode::Cancelled,
         TaskOutcome::DeadlineExceeded => FailureCode::Timeout,
-        TaskOutcome::Failed | TaskOutcome::Succeeded => FailureCode::Other,
+        TaskOutcome::Failed | TaskOutcome::Succeeded | TaskOutcome::Other => FailureCode::Other,
     };
     let missing = result.images.iter().find(|image| !image.outcome.is_on_node());
     missing.and_then(|image| image.code).unwrap_or(by_outcome)
+}
+
+/// Why a node has failed, in the words of its edge. One that is newer may end a task as we don't know it.
+pub(super) fn reason_of(result: &TaskResult) -> String {
+    let newer = "its edgecore-prepull is newer and ended the task in a way that isn't known here: update cloudcore-prepull";
+    match result.outcome {
+        TaskOutcome::Other if result.reason.is_empty() => newer.to_owned(),
+        _ => truncate_reason(&result.reason),
+    }
 }
 
 fn action(action: Action, status: Tristate, reason: &str, now: Timestamp) -> ActionStatus {

@@ -46,7 +46,7 @@ fn all_online(rollout: &mut Rollout, nodes: usize) {
 fn result(outcome: TaskOutcome) -> TaskResult {
     let image = match outcome {
         TaskOutcome::Succeeded => ImageOutcome::Pulled,
-        TaskOutcome::Failed => ImageOutcome::Failed,
+        TaskOutcome::Failed | TaskOutcome::Other => ImageOutcome::Failed,
         TaskOutcome::DeadlineExceeded | TaskOutcome::Cancelled => ImageOutcome::Stopped,
     };
     TaskResult {

@@ -27,7 +27,9 @@ impl Pulls {
             (pull.needs_keys, pull.not_before) = (false, None);
             if matches!(pull.state(), State::OnNode | State::OnOfflineNode) {
                 match open.iter().find(|open| open.task == pull.sent).map(|open| open.phase) {
-                    Some(OpenPhase::Running | OpenPhase::Finished) => pull.mark_on_node(fx),
+                    Some(OpenPhase::Running | OpenPhase::Finished | OpenPhase::Other) => {
+                        pull.mark_on_node(fx);
+                    }
                     Some(OpenPhase::NeedsKeys) | None => pull.wait(fx),
                 }
             }
