@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::screen::{Screen, Tone, wrap};
+use crate::screen::{Screen, Tone, tame, wrap};
 
 /// How a point is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -60,12 +60,26 @@ pub(crate) fn lines(points: &[Point], screen: Screen, with_remedies: bool) -> Ve
             Mark::Bad => ("✗", Tone::Bad),
             Mark::Open => ("!", Tone::Wait),
         };
-        for (index, line) in wrap(&point.text, room).into_iter().enumerate() {
+        for (index, line) in wrap(&tame(&point.text), room).into_iter().enumerate() {
             let sign = if index == 0 { screen.paint.with(tone, sign) } else { " ".to_owned() };
             lines.push(format!("{sign} {line}"));
         }
         let remedy = point.remedy.iter().filter(|_| with_remedies);
-        lines.extend(remedy.flat_map(|remedy| wrap(remedy, room)).map(|line| format!("    {line}")));
+        lines.extend(remedy.flat_map(|remedy| wrap(&tame(remedy), room)).map(|line| format!("    {line}")));
     }
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_edge_says_moves_no_cursor() {
+        let said = "containerd\u{1b}[2K\r\u{202e}1.7\u{2028}\n✗ forged";
+        let points = [Point::good(said), Point::bad("x", said)];
+        let lines = lines(&points, Screen::plain(80), true);
+        let shown = "containerd\u{fffd}[2K\u{fffd}\u{fffd}1.7\u{fffd} ✗ forged";
+        assert_eq!(lines, [format!("✓ {shown}"), "✗ x".to_owned(), format!("    {shown}")]);
+    }
 }

@@ -1,27 +1,84 @@
 //! What is printed on standard output.
 
-use std::io::Write;
+use std::fmt::Write as _;
+use std::io::Write as _;
 
 use anyhow::Context;
 use kube::Resource;
 use prepull_api::crd::job::ImagePrePullJob;
+use prepull_api::text::is_display_control;
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::cli::Output;
+use crate::screen::guard;
 
 /// Prints a text.
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("write the output")
+    out.write_all(guard(text).as_bytes()).and_then(|()| out.flush()).context("write the output")
 }
 
 /// Prints an object as JSON or YAML.
 pub(crate) fn print_object<T: Serialize>(object: &T, output: Format) -> anyhow::Result<()> {
     let text = match output {
-        Format::Json => serde_json::to_string_pretty(object)?,
-        Format::Yaml => serde_saphyr::to_string(object)?,
+        Format::Json => escape_json(&serde_json::to_string_pretty(object)?),
+        Format::Yaml => to_yaml(object)?,
     };
     print(&format!("{}\n", text.trim_end()))
+}
+
+/// Escapes what a terminal would act on. It can only be within strings, so the values stay the same.
+fn escape_json(json: &str) -> String {
+    let mut escaped = String::with_capacity(json.len());
+    for c in json.chars() {
+        if c != '\n' && is_display_control(c) {
+            // All of them are in the Basic Multilingual Plane. Writing to a String doesn't fail.
+            let _ = write!(escaped, "\\u{:04x}", u32::from(c));
+        } else {
+            escaped.push(c);
+        }
+    }
+    escaped
+}
+
+/// The object as YAML, in which strings that a terminal would act on are double-quoted and escaped.
+fn to_yaml<T: Serialize>(object: &T) -> anyhow::Result<String> {
+    let is_hostile = |c: char| c != '\n' && is_display_control(c);
+    let yaml = serde_saphyr::to_string(object)?;
+    if !yaml.contains(is_hostile) {
+        return Ok(yaml);
+    }
+    // The serializer can't be told which strings to quote, so each of them is replaced by a word, and the word in the text by
+    // the string as JSON has it, which is YAML too.
+    let mut value = serde_json::to_value(object)?;
+    let mut strings = Vec::new();
+    replace_strings(&mut value, &is_hostile, &mut strings);
+    let mut yaml = serde_saphyr::to_string(&value)?;
+    for (index, string) in strings.iter().enumerate() {
+        yaml = yaml.replace(&placeholder(index), &escape_json(&serde_json::to_string(string)?));
+    }
+    Ok(yaml)
+}
+
+fn placeholder(index: usize) -> String {
+    format!("{PLACEHOLDER}-{index}-")
+}
+
+const PLACEHOLDER: &str = "string-with-control-characters";
+
+/// Replaces strings by placeholders, also those that look like one.
+fn replace_strings(value: &mut Value, is_hostile: &impl Fn(char) -> bool, strings: &mut Vec<String>) {
+    match value {
+        Value::String(text) if text.contains(is_hostile) || text.contains(PLACEHOLDER) => {
+            strings.push(std::mem::replace(text, placeholder(strings.len())));
+        }
+        Value::Array(items) => items.iter_mut().for_each(|item| replace_strings(item, is_hostile, strings)),
+        Value::Object(fields) => {
+            fields.values_mut().for_each(|field| replace_strings(field, is_hostile, strings));
+        }
+        _ => {}
+    }
 }
 
 /// A format for programs.
@@ -57,5 +114,38 @@ pub(crate) fn print_changed(job: &ImagePrePullJob, what: &str, output: Option<Ou
         Some(Output::Json) => print_object(job, Format::Json),
         Some(Output::Yaml) => print_object(job, Format::Yaml),
         None | Some(Output::Wide) => print(&format!("{name} {what}\n")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use serde_json::json;
+
+    use super::*;
+
+    /// Clipboard, wiped line, bidirectional override, C1, and a line separator.
+    const HOSTILE: &str = "a\u{1b}]52;c;eA==\u{7}\u{1b}[2K\r\u{202e}\u{9b}8m\u{2028}\nz: 'é'";
+
+    #[test]
+    fn objects_keep_their_values_and_move_no_cursor() {
+        let object = json!({"items": [{"reason": HOSTILE, "name": "edge-1"}], "other": "string-with-control-characters-0-",
+            "lines": "one\ntwo\n"});
+        let json = escape_json(&serde_json::to_string_pretty(&object).unwrap());
+        let yaml = to_yaml(&object).unwrap();
+        for (text, read) in [
+            (&json, serde_json::from_str::<Value>(&json).unwrap()),
+            (&yaml, serde_saphyr::from_str::<Value>(&yaml).unwrap()),
+        ] {
+            assert!(!text.contains(|c: char| c != '\n' && is_display_control(c)), "{text}");
+            assert_eq!(read, object, "{text}");
+        }
+    }
+
+    #[test]
+    fn harmless_yaml_stays_as_it_is() {
+        let object = json!({"b": "größer", "a": ["x: y", "two\nlines"]});
+        assert_eq!(to_yaml(&object).unwrap(), serde_saphyr::to_string(&object).unwrap());
     }
 }

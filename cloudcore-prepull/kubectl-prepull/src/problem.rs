@@ -8,7 +8,7 @@ use kube::core::Status;
 use prepull_program::errors::with_causes;
 
 use crate::cluster::Place;
-use crate::screen::tame;
+use crate::screen::{guard, tame};
 
 /// A combination of arguments that makes no sense. It ends the program with the exit status of clap's own errors.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(crate) fn print(error: &anyhow::Error) {
 /// Prints a line on standard error.
 pub(crate) fn note(text: &str) {
     // A closed stderr is no reason to panic.
-    let _ = writeln!(std::io::stderr(), "{text}");
+    let _ = writeln!(std::io::stderr(), "{}", guard(text));
 }
 
 /// An error and its causes, in one line.

@@ -1,6 +1,9 @@
 //! What the output goes to: its width, and whether it has colours.
 
+use std::borrow::Cow;
 use std::io::IsTerminal;
+
+use prepull_api::text::{is_display_control, to_plain_line};
 
 /// What the output goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +39,9 @@ impl Screen {
     }
 }
 
+/// The escape sequences of [`Paint`].
+const COLORS: [&str; 6] = ["\u{1b}[32m", "\u{1b}[31m", "\u{1b}[33m", "\u{1b}[2m", "\u{1b}[1m", "\u{1b}[0m"];
+
 /// Colours, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Paint(pub(crate) bool);
@@ -69,15 +75,32 @@ impl Paint {
     }
 }
 
-/// The text without control characters. Reasons come from edges and registries, whom nobody trusts with the terminal of an
-/// operator: an escape sequence could hide or forge what is shown.
+/// The text as one line without control characters. Reasons come from edges and registries, which we don't trust with the
+/// terminal of an operator: an escape sequence could hide or forge what is shown.
 pub(crate) fn tame(text: &str) -> String {
-    let tamed = |c: char| match c {
-        '\n' | '\t' => ' ',
-        _ if c.is_control() => char::REPLACEMENT_CHARACTER,
-        _ => c,
-    };
-    text.chars().map(tamed).collect()
+    to_plain_line(text, usize::MAX)
+}
+
+/// A whole output in which no control character is left but line feeds, tabs and our own colours. [`tame`] makes the single
+/// texts safe; this holds for one that we forgot.
+pub(crate) fn guard(output: &str) -> Cow<'_, str> {
+    let is_safe = |c: char| matches!(c, '\n' | '\t') || !is_display_control(c);
+    if output.chars().all(is_safe) {
+        return Cow::Borrowed(output);
+    }
+    let mut guarded = String::with_capacity(output.len());
+    let mut rest = output;
+    while let Some(c) = rest.chars().next() {
+        let color = COLORS.iter().find(|color| rest.starts_with(**color));
+        let (taken, length) = match color {
+            Some(color) => (*color, color.len()),
+            None if is_safe(c) => (&rest[..c.len_utf8()], c.len_utf8()),
+            None => ("\u{fffd}", c.len_utf8()),
+        };
+        guarded.push_str(taken);
+        rest = &rest[length..];
+    }
+    Cow::Owned(guarded)
 }
 
 /// Cuts a text into lines of at most `width` characters, at spaces where there are any.
@@ -132,6 +155,22 @@ mod tests {
     #[test]
     fn a_reason_from_the_outside_moves_no_cursor() {
         assert_eq!(tame("a\u{1b}[2Jb\u{9b}1mc\nd é"), "a\u{fffd}[2Jb\u{fffd}1mc d é");
+    }
+
+    #[test]
+    fn only_our_own_colours_reach_the_terminal() {
+        let painted: String = [Tone::Good, Tone::Bad, Tone::Wait, Tone::Dim, Tone::Bold]
+            .map(|tone| Paint(true).with(tone, "größer\n\tx"))
+            .concat();
+        assert_eq!(guard(&painted), painted);
+        for (hostile, shown) in [
+            ("a\u{1b}]52;c;eA==\u{7}b", "a\u{fffd}]52;c;eA==\u{fffd}b"),
+            ("\u{1b}[2K\r\u{1b}[31mx", "\u{fffd}[2K\u{fffd}\u{1b}[31mx"),
+            ("x\u{202e}y\u{9b}8m\u{2028}", "x\u{fffd}y\u{fffd}8m\u{fffd}"),
+        ] {
+            assert_eq!(guard(hostile), shown, "{hostile:?}");
+        }
+        assert_eq!(guard("größer\n"), "größer\n");
     }
 
     #[test]

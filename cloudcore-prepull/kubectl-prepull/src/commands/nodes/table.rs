@@ -7,7 +7,7 @@ use prepull_api::edges::{Edge, EdgeList};
 use prepull_program::table::align;
 
 use crate::amounts::{bytes, duration, part_of, seconds_between};
-use crate::screen::{Screen, Tone, wrap};
+use crate::screen::{Screen, Tone, tame, wrap};
 
 /// Spaces between columns, as kubectl has them.
 const GAP: usize = 3;
@@ -147,16 +147,16 @@ fn cells(edge: &Edge, now: Timestamp) -> [String; COLUMNS.len()] {
         edge.name.to_string(),
         connected,
         if edge.ready { "yes" } else { "no" }.to_owned(),
-        or_dash(edge.version.clone()),
-        or_dash(edge.runtime.clone()),
-        or_dash(edge.os.clone()),
-        or_dash(edge.arch.clone()),
-        or_dash(edge.site.clone()),
+        or_dash(edge.version.as_deref().map(tame)),
+        or_dash(edge.runtime.as_deref().map(tame)),
+        or_dash(edge.os.as_deref().map(tame)),
+        or_dash(edge.arch.as_deref().map(tame)),
+        or_dash(edge.site.as_deref().map(tame)),
         or_dash(edge.disk.as_ref().map(|disk| bytes(disk.available))),
         or_dash(
             edge.disk
                 .as_ref()
-                .map(|disk| format!("{} {}", used(disk.available, disk.capacity), disk.mountpoint)),
+                .map(|disk| format!("{} {}", used(disk.available, disk.capacity), tame(&disk.mountpoint))),
         ),
         or_dash(tasks),
         or_dash(certificate),

@@ -38,6 +38,32 @@ fn edge(name: &str) -> Edge {
     }
 }
 
+#[test]
+fn an_edge_forges_no_lines_and_moves_no_cursor() {
+    let hostile =
+        |name: &str| Some(format!("{name}\u{1b}]52;c;eA==\u{7}\u{1b}[2K\r\nedge-9\u{202e}x\u{2028}"));
+    let edge = Edge {
+        version: hostile("v"),
+        runtime: hostile("r"),
+        arch: hostile("a"),
+        site: hostile("s"),
+        disk: Some(Filesystem { mountpoint: hostile("/").unwrap(), available: 1, capacity: 2 }),
+        ..edge("edge-1")
+    };
+    let mut table = Table::new(NOW);
+    table.add(&EdgeList {
+        items: vec![edge],
+        total: 1,
+        connected: 1,
+        next: None,
+        known_since: at(-400_000).unwrap(),
+        site_label: None,
+    });
+    let text = table.render(Screen::plain(200), true);
+    assert!(!text.contains(|c: char| c != '\n' && prepull_api::text::is_display_control(c)), "{text:?}");
+    assert_eq!(text.lines().filter(|line| line.contains("edge-")).count(), 1, "{text}");
+}
+
 fn table() -> Table {
     let away = Edge { connected: false, connected_since: None, last_seen: at(-300_000), ..edge("edge-2") };
     let revoked =

@@ -1,20 +1,26 @@
 // Small tools for the document, and how amounts are written.
 
+/** A text from an edge, without characters that change the order in which the words around it are shown. */
+export function plain(text) {
+  return typeof text === "string" ? text.replace(/[\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g, "\ufffd") : text;
+}
+
 /** Makes an element: `make("a", {href: "#/"}, "Jobs")`. Handlers begin with `on`; a child may be a text. */
 export function make(name, attributes = {}, ...children) {
   const element = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
     if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
     else if (value === true) element.setAttribute(key, "");
-    else if (value !== false && value != null) element.setAttribute(key, value);
+    else if (value !== false && value != null) element.setAttribute(key, plain(value));
   }
-  element.append(...children.flat().filter((child) => child != null && child !== false));
+  element.append(...children.flat().filter((child) => child != null && child !== false).map(plain));
   return element;
 }
 
 /** Sets a text only where it differs, so that selections and screen readers are left alone. */
 export function write(element, text) {
-  if (element.textContent !== text) element.textContent = text;
+  const shown = plain(text);
+  if (element.textContent !== shown) element.textContent = shown;
 }
 
 /** A table with these heads around a body that is filled later; a head in an array is of a column of numbers. */

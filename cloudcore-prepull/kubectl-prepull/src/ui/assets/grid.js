@@ -1,7 +1,7 @@
 // The nodes of a job, a small square each. It is drawn, since ten thousand elements would be slow; a table behind it has
 // the same for everybody who does not see it.
 
-import { PHASE_NAMES, make } from "./dom.js";
+import { PHASE_NAMES, make, plain } from "./dom.js";
 
 const HEADING = 22;
 
@@ -169,7 +169,7 @@ export class Grid {
     this.hint.hidden = !name;
     this.canvas.style.cursor = name ? "pointer" : "default";
     if (!name) return;
-    this.hint.textContent = tell(name, this.nodes.get(name));
+    this.hint.textContent = plain(tell(name, this.nodes.get(name)));
     const left = Math.min(event.clientX + 14, innerWidth - this.hint.offsetWidth - 8);
     this.hint.style.left = `${left}px`;
     this.hint.style.top = `${event.clientY + 16}px`;
@@ -195,7 +195,7 @@ export class Grid {
     const before = this.cursor;
     this.cursor = name;
     this.touch([before, name].filter(Boolean));
-    this.spoken.textContent = tell(name, this.nodes.get(name));
+    this.spoken.textContent = plain(tell(name, this.nodes.get(name)));
     if (choose) this.choose(name);
   }
 }
