@@ -206,3 +206,23 @@ async fn whoever_holds_a_certificate_of_a_retired_ca_loses_its_session_and_gets_
     let tls = raw::tls(&cloud, Some(&credentials));
     assert!(dial(cloud.tunnel, tls).await.is_err());
 }
+
+/// A false cloud had the key of the CA, and named a CA of its own beside it or instead of it.
+#[tokio::test]
+async fn a_foreign_ca_goes_with_the_next_session() {
+    let cloud = Cloud::start();
+    let (honest, foreign) = (cloud.cas().bundle(), Cloud::start().cas().bundle());
+    let led_astray = Agent::join(&cloud, "led-astray").await;
+    std::fs::write(led_astray.path().join("pki/ca.crt"), format!("{honest}{foreign}")).unwrap();
+    wake(&cloud, led_astray).is_done(&cloud).await;
+
+    // One that trusts the foreign CA alone stays away until it joins again.
+    let lost = Agent::join(&cloud, "lost").await;
+    std::fs::write(lost.path().join("pki/ca.crt"), &foreign).unwrap();
+    let refused = Identity::load(lost.path()).unwrap().renew(cloud.enroll_url()).await.unwrap_err();
+    assert!(refused.to_string().contains("not from the CA that this node has joined"), "{refused}");
+    let token = cloud.token(Scope::Node("lost".into())).await;
+    join(&cloud, &token, "lost", lost.path()).await.unwrap();
+    assert_eq!(read(lost.path(), "ca.crt"), honest);
+    wake(&cloud, lost).is_done(&cloud).await;
+}
