@@ -31,11 +31,9 @@ const NEW_KEY: &str = "client.key.new";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Connection {
-    /// URLs of the tunnel, `wss://HOST:10000/v1/edge`. Earlier versions of `join` wrote a single `tunnelUrl`.
-    #[serde(alias = "tunnelUrl")]
+    /// URLs of the tunnel, `wss://HOST:10000/v1/edge`.
     pub tunnel_urls: Urls,
-    /// URLs for renewing, `https://HOST:10002`. Earlier versions of `join` wrote a single `enrollUrl`.
-    #[serde(alias = "enrollUrl")]
+    /// URLs for renewing, `https://HOST:10002`.
     pub enroll_urls: Urls,
     /// The node as which this machine joined.
     pub node_name: NodeName,

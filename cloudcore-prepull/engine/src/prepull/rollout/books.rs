@@ -133,7 +133,7 @@ impl Rollout {
         if !matches!(record.phase, NodePhase::Failure | NodePhase::Unknown) {
             return;
         }
-        // A record of a version without codes has none.
+        // A record that was edited by hand may have none.
         let nodes = self.failures.entry(record.code.unwrap_or(FailureCode::Other)).or_default();
         let missing = u32::from(is_missing(record));
         if is_new {

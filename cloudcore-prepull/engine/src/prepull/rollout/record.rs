@@ -70,11 +70,6 @@ pub(super) fn apply_look(record: &mut NodeStatus, result: &TaskResult, now: Time
             (ImageOutcome::Failed, Some(FailureCode::NotPresent), _) => {
                 format!("{seen}something removed it since, such as the kubelet's image garbage collection")
             }
-            // An agent of a version without codes doesn't say whether the image is missing, or the runtime.
-            (ImageOutcome::Failed, None, _) => {
-                unclear = Some("its edgecore-prepull is too old to check: it gives no codes".to_owned());
-                continue;
-            }
             (ImageOutcome::Failed | ImageOutcome::Stopped | ImageOutcome::Other, ..) => {
                 unclear = Some(found.reason.clone());
                 continue;

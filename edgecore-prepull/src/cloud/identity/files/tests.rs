@@ -107,21 +107,3 @@ fn a_file_that_does_not_belong_is_named_and_joining_again_possible() {
     assert!(error.to_string().contains("client.crt: it is not a PEM block CERTIFICATE"), "{error}");
     assert_eq!(state.dir.joined_as().unwrap(), None, "joining again is the remedy, so it must be possible");
 }
-
-#[test]
-fn a_connection_file_with_single_urls_is_still_read() {
-    let state = state();
-    state.join("edge-1");
-    let old =
-        r#"{"tunnelUrl": "wss://a:10000/v1/edge", "enrollUrl": "https://a:10002", "nodeName": "edge-1"}"#;
-    std::fs::write(state.path("connection.json"), old).unwrap();
-    let mut connection = Connection::load(&state.path("")).unwrap();
-    assert_eq!(connection.tunnel_urls, "wss://a:10000/v1/edge".into());
-    assert_eq!(connection.enroll_urls, "https://a:10002".into());
-
-    connection.tunnel_urls = "wss://a:10000/v1/edge,wss://b:10000/v1/edge".into();
-    let new = serde_json::to_string(&connection).unwrap();
-    assert!(new.contains(r#""tunnelUrls":["wss://a:10000/v1/edge","wss://b:10000/v1/edge"]"#), "{new}");
-    std::fs::write(state.path("connection.json"), new).unwrap();
-    assert_eq!(Connection::load(&state.path("")).unwrap(), connection);
-}

@@ -18,8 +18,6 @@ use crate::prepull::aggregate;
 /// this one holds the spec itself as well. Of a longer one only the hash is stored. `kubectl apply` takes none of that
 /// size.
 const MAX_STORED: usize = 256 * 1024;
-/// `failureTolerate` where the field is empty. It is stored in words: see [`accepted_before`].
-const DEFAULT_TOLERANCE: &str = "0.1";
 
 /// The spec as it was seen last, and the one that is carried out.
 #[derive(Debug, Default)]
@@ -81,9 +79,6 @@ impl SpecState {
     pub(super) fn restore(&mut self, hash: String, accepted: Option<ImagePrePullJobSpec>) {
         self.hash = hash;
         if let Some(accepted) = accepted {
-            if is_hash_of(&self.hash, &accepted) {
-                self.hash = spec_hash(&accepted);
-            }
             self.accept(accepted);
         }
     }
@@ -93,11 +88,7 @@ impl SpecState {
         if self.hash.is_empty() {
             self.hash = spec_hash(&spec);
         }
-        let template = &mut spec.image_pre_pull_template;
-        if template.failure_tolerate.is_empty() {
-            DEFAULT_TOLERANCE.clone_into(&mut template.failure_tolerate);
-        }
-        let names = std::mem::take(&mut template.node_names);
+        let names = std::mem::take(&mut spec.image_pre_pull_template.node_names);
         // A spec always serialises.
         self.stored = serde_json::to_string(&spec).unwrap_or_default();
         if self.stored.len() > MAX_STORED {
@@ -114,7 +105,7 @@ impl SpecState {
 
     /// Whether the job may have begun with this spec. It matters where it is not known what is carried out.
     pub(super) fn may_have_begun_with(&self, spec: &ImagePrePullJobSpec) -> bool {
-        self.hash.is_empty() || is_hash_of(&self.hash, spec)
+        self.hash.is_empty() || self.hash == spec_hash(spec)
     }
 
     /// `status.specHash`.
@@ -152,16 +143,16 @@ pub(super) fn accepted_before(
     nodes: impl Iterator<Item = String>,
 ) -> Option<ImagePrePullJobSpec> {
     let Ok(mut stored) = serde_json::from_str::<ImagePrePullJobSpec>(&status.started_spec) else {
-        // Too long, or written by version 0.1, which stored it only where the spec had become another one.
+        // Too long.
         let begun_with =
-            |spec: &&ImagePrePullJobSpec| status.spec_hash.is_empty() || is_hash_of(&status.spec_hash, spec);
+            |spec: &&ImagePrePullJobSpec| status.spec_hash.is_empty() || status.spec_hash == spec_hash(spec);
         return spec.filter(begun_with).map(|spec| as_before(spec.clone(), status, is_seen));
     };
     if stored.image_pre_pull_template.label_selector.is_none() {
         let template = &mut stored.image_pre_pull_template;
         template.node_names =
             spec.map(|spec| spec.image_pre_pull_template.node_names.clone()).unwrap_or_default();
-        if !is_hash_of(&status.spec_hash, &stored) {
+        if status.spec_hash != spec_hash(&stored) {
             // The names were edited, or cannot be read. Reports may not have been made yet.
             let shown = status.node_status.iter().map(|node| node.node_name.clone());
             let known: BTreeSet<_> = nodes.chain(shown).collect();
@@ -171,10 +162,6 @@ pub(super) fn accepted_before(
             let skipped = status.skipped_nodes.iter().map(|skipped| skipped.node_name.clone());
             stored.image_pre_pull_template.node_names = known.into_iter().chain(skipped).collect();
         }
-    }
-    // Version 0.1 stored only what must not change, and left the rest empty.
-    if stored.image_pre_pull_template.failure_tolerate.is_empty() {
-        return spec.map(|spec| as_before(merged(&stored, spec), status, is_seen));
     }
     Some(stored)
 }
@@ -197,12 +184,6 @@ fn as_before(
         spec.recheck = spec.recheck.min(rechecks.into());
     }
     spec
-}
-
-/// Whether this is the hash of the spec, made by this version or by 0.1, which counted the secrets among what must not
-/// change.
-fn is_hash_of(hash: &str, spec: &ImagePrePullJobSpec) -> bool {
-    hash == spec_hash(spec) || hash == hash_of(&fixed_part(spec))
 }
 
 /// A hash of what must not change once a job has begun, the names of nodes included.
@@ -260,15 +241,11 @@ mod tests {
 
     #[test]
     fn a_status_that_does_not_say_what_may_change_is_completed_by_the_spec_of_now() {
-        // As version 0.1 wrote it.
-        let begun_with = fixed_part(&spec(&json!({}), &json!({})));
-        let now = spec(
-            &json!({"images": ["other:1"], "concurrency": 7, "failureTolerate": "0.5"}),
-            &json!({"retry": 3}),
-        );
+        let now = spec(&json!({"concurrency": 7, "failureTolerate": "0.5"}), &json!({"retry": 3}));
         let status = |ended: bool, is_suspended: bool| ImagePrePullJobStatus {
-            started_spec: serde_json::to_string(&begun_with).unwrap(),
-            spec_hash: hash_of(&begun_with),
+            // It was too long.
+            started_spec: String::new(),
+            spec_hash: spec_hash(&now),
             retry: 1,
             completion_time: ended.then_some(Time(jiff::Timestamp::UNIX_EPOCH)),
             conditions: vec![Condition {
@@ -293,12 +270,5 @@ mod tests {
         assert_eq!(before(&status(true, true), false).retry, 1);
         let seen = before(&status(true, true), true);
         assert_eq!((seen.retry, seen.suspend), (3, false));
-    }
-
-    #[test]
-    fn a_spec_is_never_stored_without_its_tolerance_which_would_be_taken_for_version_0_1() {
-        let mut accepted = SpecState::default();
-        accepted.begin(&spec(&json!({"failureTolerate": ""}), &json!({})));
-        assert!(accepted.stored().contains(r#""failureTolerate":"0.1""#), "{}", accepted.stored());
     }
 }
