@@ -24,9 +24,9 @@ use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 /// The most bytes of a close reason: what a control frame can carry, less two for the close code (RFC 6455,
 /// section 5.5).
 const MAX_CLOSE_REASON: usize = 123;
-/// The size of the read buffer, which an idle session keeps. Most messages are a few KiB; the library's default of
-/// 128 KiB would be several times the rest of a session's memory.
-const READ_BUFFER: usize = 2 * 1024;
+/// The size of the read buffer, which an idle session keeps. A message gets room of its own once its length is known, and
+/// what is read comes out of a buffer of TLS; so it costs next to nothing that most messages need several reads.
+const READ_BUFFER: usize = 512;
 /// Room in the write buffer beyond one message: its header, a pong and a close frame.
 const CONTROL_FRAMES: usize = 1024;
 

@@ -68,7 +68,8 @@ impl Admission {
     /// Connections are accepted at once and wait here: the kernel drops those that overflow its backlog, and a dropped
     /// edge retries only after 1, 2 and 4 s.
     pub(super) async fn serve_connection(&self, stream: TcpStream, address: SocketAddr) {
-        let passing = self.door.pass(stream, address, |arrived, _| self.handshaker.accept(arrived));
+        // Boxed, and so freed when it's over: the task of a session would keep its room.
+        let passing = Box::pin(self.door.pass(stream, address, |arrived, _| self.handshaker.accept(arrived)));
         let refusal = match passing.await {
             Ok((Connected { channel, peer, issuer, open }, handshake_slot)) => {
                 tracing::Span::current().record("node", tracing::field::display(&peer.node));

@@ -14,6 +14,7 @@ use prepull_engine::shared::session::{SessionEvent, SessionId};
 use prepull_tunnel::{Channel, ChannelEvent};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::frame::decode_from_edge;
@@ -49,7 +50,9 @@ pub(super) async fn run<S>(mut channel: Channel<S>, context: SessionContext<'_>)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let (end, announced) = match timeout(context.settings.hello_deadline, receive_hello(&mut channel)).await {
+    // What lasts for a moment only is boxed: the memory of a session is what it needs while it's idle.
+    let greeting = Box::pin(timeout(context.settings.hello_deadline, receive_hello(&mut channel)));
+    let (end, announced) = match greeting.await {
         Ok(Ok(hello)) => {
             let trust = SessionTrust::new(context.issuer, context.peer.form, &hello);
             let outbox = context.sessions.register(context.peer.node.clone(), trust, context.peer.key);
@@ -70,37 +73,7 @@ where
         Ok(Err(end)) => (end, None),
         Err(_) => (SessionEnd::NoHello(context.settings.hello_deadline), None),
     };
-    // The underlying TCP or TLS error, if there is one.
-    let cause = end.source().map(ToString::to_string);
-    if context.sessions.may_log(&context.peer.node) {
-        if end.is_fault() {
-            tracing::warn!(reason = %end, cause, "session ended");
-        } else {
-            tracing::info!(reason = %end, cause, "session ended");
-        }
-    }
-    let now = Instant::now();
-    let goaway = match end {
-        SessionEnd::MessageNotTaken(waited) => {
-            context.overload.mark_controller_behind(waited, now);
-            context.overload.goaway(&context.peer.node, OverloadReason::MessageNotTaken(waited), now)
-        }
-        _ => None,
-    };
-    let close = async {
-        match end.close_code() {
-            Some(code) => Box::pin(channel.close_after(goaway, code, &end.to_string())).await,
-            None => drop(channel),
-        }
-    };
-    let announce_end = async {
-        if let Some(session) = announced {
-            // Without a deadline: if this event were lost, the controller would take the node for online forever.
-            let node = context.peer.node.clone();
-            let _ = context.events.send(SessionEvent::Down { node, session }).await;
-        }
-    };
-    tokio::join!(close, announce_end);
+    Box::pin(context.finish(channel, end, announced)).await;
 }
 
 /// Removes the session from the registry, and notes its end in the directory, when dropped: also if its task panics or is aborted.
@@ -145,19 +118,9 @@ impl SessionContext<'_> {
         hello: Box<Hello>,
         announced: &mut bool,
     ) -> Result<Infallible, SessionEnd> {
-        let welcome = CloudMessage::Welcome(Welcome {
-            session: outbox.id.to_string(),
-            heartbeat: self.settings.heartbeat,
-            progress_interval: self.settings.progress_interval,
-            state_interval: Some(self.settings.state_interval),
-            tickets: self.sessions.tickets().terms(SystemTime::now()),
-        });
         // Before any message that is queued for the node.
-        channel.start_send(encode(&welcome)?.into())?;
-        let version = to_plain_line(&hello.version, MAX_VERSION);
-        if self.sessions.may_log(&self.peer.node) {
-            tracing::info!(session = %outbox.id, version, open = hello.open.len(), "session up");
-        }
+        channel.start_send(self.welcome(outbox.id)?.into())?;
+        self.log_beginning(outbox.id, &hello);
         self.notify_controller(SessionEvent::Up { node: self.peer.node.clone(), session: outbox.id, hello })
             .await?;
         *announced = true;
@@ -168,7 +131,7 @@ impl SessionContext<'_> {
         let lifetime = self.peer.not_after.duration_since(SystemTime::now()).unwrap_or_default();
         let expires = Instant::now() + lifetime;
         let mut limit = InboundLimit::new();
-        let mut paused_until = None;
+        let mut paused_until: Option<Instant> = None;
         loop {
             tokio::select! {
                 outgoing = outbox.next(channel.is_writable()) => match outgoing {
@@ -177,14 +140,22 @@ impl SessionContext<'_> {
                 },
                 event = channel.next(paused_until.is_none()) => match event? {
                     ChannelEvent::Writable => {}
-                    event => paused_until = self.handle_incoming(event, outbox, &mut limit).await?,
+                    event => {
+                        let Incoming { for_controller, bytes, is_result } = self.read(event, outbox, &mut limit)?;
+                        if let Some(message) = for_controller {
+                            self.notify_controller(message).await?;
+                        }
+                        paused_until = pause_after(&mut limit, bytes, is_result)?;
+                    }
                 },
-                () = sleep_until(paused_until.unwrap_or(expires)), if paused_until.is_some() => {
-                    paused_until = None;
-                }
                 // Always: the sender is part of `identity`.
                 Ok(()) = serving.changed() => self.tell_cas(outbox, &serving.borrow_and_update().cas)?,
-                () = sleep_until(expires) => return Err(SessionEnd::CertificateExpired),
+                () = sleep_until(paused_until.map_or(expires, |until| until.min(expires))) => {
+                    if Instant::now() >= expires {
+                        return Err(SessionEnd::CertificateExpired);
+                    }
+                    paused_until = None;
+                }
             }
         }
     }
@@ -201,27 +172,46 @@ impl SessionContext<'_> {
         Ok(())
     }
 
-    /// Forwards a message to the controller. Returns until when to pause reading, if the node sends too much.
-    async fn handle_incoming(
+    fn welcome(&self, session: SessionId) -> Result<String, SessionEnd> {
+        Ok(encode(&CloudMessage::Welcome(Welcome {
+            session: session.to_string(),
+            heartbeat: self.settings.heartbeat,
+            progress_interval: self.settings.progress_interval,
+            state_interval: Some(self.settings.state_interval),
+            tickets: self.sessions.tickets().terms(SystemTime::now()),
+        }))?)
+    }
+
+    fn log_beginning(&self, session: SessionId, hello: &Hello) {
+        if self.sessions.may_log(&self.peer.node) {
+            let version = to_plain_line(&hello.version, MAX_VERSION);
+            tracing::info!(%session, version, open = hello.open.len(), "session up");
+        }
+    }
+
+    /// Takes over what a message says about the node, and finds out what the controller has to know of it.
+    fn read(
         &self,
         event: ChannelEvent,
         outbox: &Outbox,
         limit: &mut InboundLimit,
-    ) -> Result<Option<Instant>, SessionEnd> {
+    ) -> Result<Incoming, SessionEnd> {
         let (message, bytes) = match event {
-            ChannelEvent::Writable => return Ok(None),
-            ChannelEvent::Control => (None, 0),
+            ChannelEvent::Writable | ChannelEvent::Control => (None, 0),
             ChannelEvent::Text(text) => (Some(decode_from_edge(&text)?), text.len()),
         };
         let is_result = matches!(message, Some(EdgeMessage::Result(_)));
         if let Some(message) = &message {
             self.sessions.directory().hear(&self.peer.node, outbox.id, message);
         }
-        match message {
+        let for_controller = match message {
             Some(EdgeMessage::Hello(_)) => return Err(SessionEnd::SecondHello),
-            Some(EdgeMessage::Trusts { bundle }) => outbox.trust.confirm(&bundle),
+            Some(EdgeMessage::Trusts { bundle }) => {
+                outbox.trust.confirm(&bundle);
+                None
+            }
             // The state is for people, who ask the directory.
-            Some(EdgeMessage::State(_)) | None => {}
+            Some(EdgeMessage::State(_)) | None => None,
             Some(EdgeMessage::Other) => {
                 if limit.is_first_unknown() && self.sessions.may_log(&self.peer.node) {
                     tracing::warn!(
@@ -229,27 +219,86 @@ impl SessionContext<'_> {
                          update cloudcore-prepull"
                     );
                 }
+                None
             }
             Some(message) => {
                 let (node, session) = (self.peer.node.clone(), outbox.id);
-                self.notify_controller(SessionEvent::Message { node, session, message }).await?;
+                Some(SessionEvent::Message { node, session, message })
             }
-        }
-        let now = Instant::now();
-        let pause = limit.admit(bytes, is_result, now).map_err(|_| SessionEnd::Flood)?;
-        Ok((!pause.is_zero()).then(|| now + pause))
+        };
+        Ok(Incoming { for_controller, bytes, is_result })
     }
 
     /// Hands an event to the controller. Nothing is read from the node meanwhile, which must not last longer than one
     /// heartbeat: after two, the node gives the session up.
     async fn notify_controller(&self, event: SessionEvent) -> Result<(), SessionEnd> {
         let patience = self.settings.heartbeat;
-        match timeout(patience, self.events.send(event)).await {
-            Ok(Ok(())) => Ok(()),
-            // A closed channel means that the controller is gone, and this process is about to end.
-            Ok(Err(_)) | Err(_) => Err(SessionEnd::MessageNotTaken(patience)),
-        }
+        let is_taken = match self.events.try_send(event) {
+            Ok(()) => true,
+            Err(TrySendError::Full(event)) => {
+                matches!(Box::pin(timeout(patience, self.events.send(event))).await, Ok(Ok(())))
+            }
+            // The controller is gone, and this process is about to end.
+            Err(TrySendError::Closed(_)) => false,
+        };
+        if is_taken { Ok(()) } else { Err(SessionEnd::MessageNotTaken(patience)) }
     }
+
+    /// Says how the session has ended, to the node, the controller and the log.
+    async fn finish<S>(&self, channel: Channel<S>, end: SessionEnd, announced: Option<SessionId>)
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        // The underlying TCP or TLS error, if there is one.
+        let cause = end.source().map(ToString::to_string);
+        if self.sessions.may_log(&self.peer.node) {
+            if end.is_fault() {
+                tracing::warn!(reason = %end, cause, "session ended");
+            } else {
+                tracing::info!(reason = %end, cause, "session ended");
+            }
+        }
+        let now = Instant::now();
+        let goaway = match end {
+            SessionEnd::MessageNotTaken(waited) => {
+                self.overload.mark_controller_behind(waited, now);
+                self.overload.goaway(&self.peer.node, OverloadReason::MessageNotTaken(waited), now)
+            }
+            _ => None,
+        };
+        let close = async {
+            match end.close_code() {
+                Some(code) => channel.close_after(goaway, code, &end.to_string()).await,
+                None => drop(channel),
+            }
+        };
+        let announce_end = async {
+            if let Some(session) = announced {
+                // Without a deadline: if this event were lost, the controller would take the node for online forever.
+                let node = self.peer.node.clone();
+                let _ = self.events.send(SessionEvent::Down { node, session }).await;
+            }
+        };
+        tokio::join!(close, announce_end);
+    }
+}
+
+/// What a message of the node amounts to.
+struct Incoming {
+    for_controller: Option<SessionEvent>,
+    bytes: usize,
+    is_result: bool,
+}
+
+/// Until when to pause reading, if the node sends too much.
+fn pause_after(
+    limit: &mut InboundLimit,
+    bytes: usize,
+    is_result: bool,
+) -> Result<Option<Instant>, SessionEnd> {
+    let now = Instant::now();
+    let pause = limit.admit(bytes, is_result, now).map_err(|_| SessionEnd::Flood)?;
+    Ok((!pause.is_zero()).then(|| now + pause))
 }
 
 #[cfg(test)]
