@@ -157,12 +157,12 @@ mod tests {
 
     #[test]
     fn one_node_is_told_of_once_in_a_while_and_a_fleet_at_a_rate() {
-        let (start, while_lasts) = (Instant::now(), Duration::from_secs(600));
+        let (start, pause) = (Instant::now(), Duration::from_secs(600));
         let mut told = Told::default();
         let mut tell = |reason, after| told.may_tell(&"edge-1".into(), reason, start + after);
-        assert!(tell("a", Duration::ZERO) && !tell("a", while_lasts / 2) && tell("a", while_lasts));
-        assert!(tell("b", while_lasts), "one alarm does not silence another");
-        let later = start + 2 * while_lasts;
+        assert!(tell("a", Duration::ZERO) && !tell("a", pause / 2) && tell("a", pause));
+        assert!(tell("b", pause), "one alarm does not silence another");
+        let later = start + 2 * pause;
         let many = (0..10_000).filter(|n| told.may_tell(&NodeName(format!("edge-{n}")), "a", later)).count();
         assert_eq!(many, 50);
     }

@@ -29,9 +29,9 @@ fn clean_json(json: &str) -> Cow<'_, str> {
         let length = escape_length(rest);
         let (found, after) = rest.split_at(length);
         if is_kept(found) {
-            clean.push_str(found)
+            clean.push_str(found);
         } else {
-            clean.push(char::REPLACEMENT_CHARACTER)
+            clean.push(char::REPLACEMENT_CHARACTER);
         }
         rest = after;
     }
