@@ -17,7 +17,7 @@ use prepull_admission::records::store::{ATTEMPTS, RosterError, Store};
 
 /// Writes of one shard for edges that wait, at once and per second. A ConfigMap of 10,000 nodes' records has up to 140 KB,
 /// and etcd keeps every version until it compacts, after five minutes: 16 shards at this pace fill a third of its usual
-/// 2 GiB, whatever the edges ask for.
+/// 2 GiB at most.
 const WRITES: (f64, f64) = (4.0, 1.0);
 /// How long keys that were seen in use are gathered before they are written; no edge waits for that.
 const SEEN_PAUSE: Duration = Duration::from_secs(2);
@@ -134,7 +134,7 @@ impl Writer {
                 }
                 let now = Instant::now();
                 let due = now + queue.wait(now);
-                // Keys that are seen meanwhile don't put the write off.
+                // Keys that are seen in the interval don't put the write off.
                 if queue.changes.is_empty() { *seen_due.get_or_insert(due) } else { due }
             };
             tokio::select! {

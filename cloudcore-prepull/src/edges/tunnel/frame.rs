@@ -91,7 +91,7 @@ mod tests {
             let read: String = serde_json::from_str(&clean_json(&json)).unwrap_or_default();
             let clean = |c: char| if matches!(c, '\n' | '\t') || !is_display_control(c) { c } else { '\u{fffd}' };
             proptest::prop_assert_eq!(read, text.chars().map(clean).collect::<String>());
-            // Whatever comes must not make it panic.
+            // Text that is no JSON must not make it panic.
             clean_json(&text);
         }
     }
