@@ -68,8 +68,9 @@ pub(crate) struct Write {
 /// A job that is read: first itself, then its reports.
 pub(crate) struct Recall {
     job: JobUid,
-    /// What was read of it, once it was; `None` inside where it is gone.
-    object: Option<Option<JobObject>>,
+    is_read: bool,
+    /// What was read, unless it was gone.
+    object: Option<JobObject>,
     /// The newest that the watch has said of it since.
     newest: Option<Seen>,
 }
@@ -214,15 +215,14 @@ impl World {
     fn go_on_reading(&mut self) {
         let Some(recall) = self.cloud.recalls.front_mut() else { return };
         let job = recall.job.clone();
-        if recall.object.is_none() {
+        if !recall.is_read {
             self.api.overtaken_runs.remove(&job);
-            recall.object = Some(self.api.read(&job));
+            (recall.is_read, recall.object) = (true, self.api.read(&job));
             return;
         }
         let reports = self.api.read_reports(&job);
         self.api.overtaken.retain(|(of, _), _| *of != job);
         let Some(Recall { object, newest, .. }) = self.cloud.recalls.pop_front() else { return };
-        let object = object.flatten();
         let newest = newest.filter(|_| object.is_some());
         self.give(Input::Recalled(job, reports, object));
         if let Some(newest) = newest {
@@ -233,7 +233,7 @@ impl World {
     /// Whether the leader has read the object.
     fn has_read(&self, job: &JobUid, object: Object) -> bool {
         let recall = self.cloud.recalls.iter().find(|recall| recall.job == *job);
-        let is_read = recall.is_none_or(|recall| object == Object::Status && recall.object.is_some());
+        let is_read = recall.is_none_or(|recall| object == Object::Status && recall.is_read);
         is_read && matches!(self.cloud.boot, Boot::Recalls | Boot::Up)
     }
 
@@ -364,7 +364,7 @@ impl World {
             }
             Action::Forget(_) => {}
             Action::Recall { job, .. } => {
-                self.cloud.recalls.push_back(Recall { job, object: None, newest: None });
+                self.cloud.recalls.push_back(Recall { job, is_read: false, object: None, newest: None });
             }
         }
     }

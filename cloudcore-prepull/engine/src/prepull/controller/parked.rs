@@ -106,6 +106,7 @@ mod tests {
 
     const ENDED: &str = "2026-01-01T00:00:00Z";
 
+    #[allow(clippy::unnecessary_wraps, reason = "as lists have it")]
     fn object(generation: i64, status: &Value) -> JobObject {
         let object = json!({
             "apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullJob",

@@ -18,6 +18,7 @@ mod edits;
 mod late;
 mod leaving;
 mod left_out;
+mod loads;
 mod pins;
 mod rechecks;
 mod relabelled;

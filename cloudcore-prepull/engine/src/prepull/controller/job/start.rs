@@ -61,7 +61,7 @@ impl Job {
         let (reports, earlier): (Vec<_>, Vec<_>) = reports.partition(is_of_run);
         job.output.set_earlier_reports(earlier.iter().map(|report| report.index).collect());
         job.course = Course::counting_from(status.first_attempt.unwrap_or(FIRST_ATTEMPT));
-        if status.start_time.is_some() || status.completion_time.is_some() {
+        if status.start_time.is_some() {
             job.resume(object, status, reports, nodes, effects);
         } else if status.phase == JobPhase::Failure && status.observed_generation == rest.metadata.generation
         {

@@ -1,0 +1,100 @@
+//! Jobs that an earlier leader has begun, as a new one reads them.
+
+use super::course::fleet;
+use super::*;
+
+fn object(input: Input) -> JobObject {
+    let Input::Job(object) = input else { panic!("{input:?}") };
+    object
+}
+
+#[test]
+fn no_status_is_made_from_a_lean_job() {
+    let (mut world, nodes) = fleet(2);
+    let wanted = json!({"nodeNames": nodes, "concurrency": 1});
+    world.give(job(wanted.clone(), 1, None));
+    world.pass(1_000);
+    world.ends("n0", TaskOutcome::Succeeded);
+    let whole = object(job(wanted, 1, world.stored.as_ref()));
+    let mut listed = whole.clone();
+    lean(&mut listed, world.now);
+    world.restart_unread(&nodes);
+    world.controller.handle(Input::Jobs(vec![listed]), world.now);
+    let recalled = world.controller.flush(world.now);
+    assert!(matches!(recalled[..], [Action::Recall { .. }]), "{recalled:?}");
+    assert!(world.controller.is_loading(), "no edge may be let in");
+    let reports = world.stored_reports();
+    world.give(Input::Recalled(JobUid(UID.to_owned()), reports, Some(whole)));
+    assert!(!world.controller.is_loading());
+    world.up("n0", &[]);
+    world.up("n1", &[(UID, 1, OpenPhase::Running)]);
+    world.ends("n1", TaskOutcome::Succeeded);
+    world.pass(2_000);
+    assert_eq!((world.status().phase, world.status().node_status.len()), (JobPhase::Completed, 2));
+}
+
+impl World {
+    fn restart_unread(&mut self, nodes: &[String]) {
+        self.controller = Controller::default();
+        self.give(Input::Nodes(nodes.iter().map(|name| edge(name)).collect()));
+    }
+}
+
+#[test]
+fn a_job_that_is_gone_is_waited_for_no_longer() {
+    let (mut world, nodes) = fleet(1);
+    world.give(job(json!({"nodeNames": nodes}), 1, None));
+    world.pass(1_000);
+    let listed = object(job(json!({"nodeNames": nodes}), 1, world.stored.as_ref()));
+    world.restart_unread(&nodes);
+    world.controller.handle(Input::Jobs(vec![listed]), world.now);
+    world.controller.handle(Input::Recalled(JobUid(UID.to_owned()), Vec::new(), None), world.now);
+    assert!(!world.controller.is_loading());
+}
+
+#[test]
+fn what_the_watch_says_late_undoes_nothing() {
+    let (mut world, nodes) = fleet(1);
+    let wanted = |suspend| {
+        with_spec(json!({"nodeNames": nodes}), json!({"suspend": suspend}), 1 + i64::from(suspend), None)
+    };
+    world.give(wanted(false));
+    world.give(wanted(true));
+    world.give(wanted(false));
+    world.pass(1_000);
+    assert_eq!((world.condition("Suspended").0, world.status().observed_generation), ("True", Some(2)));
+}
+
+#[test]
+fn a_write_replaces_the_version_that_was_stored_last() {
+    let mut controller = Controller::default();
+    let now = Timestamp::from_second(1_000_000).unwrap();
+    controller.handle(Input::Nodes(vec![edge("n0")]), now);
+    let mut wanted = object(job(json!({"nodeNames": ["n0"]}), 1, None));
+    wanted.as_mut().unwrap().metadata.resource_version = Some("5".to_owned());
+    controller.handle(Input::Job(wanted), now);
+    // Whatever is due is written, one version after the other.
+    let mut stored = 5;
+    let mut replaced = Vec::new();
+    for second in 0..6 {
+        let now = now + Duration::from_secs(second);
+        controller.handle(Input::ReportGone { job: JobUid(UID.to_owned()), index: 0 }, now);
+        for action in controller.flush(now) {
+            let Action::Write { job, version, replaces, content, .. } = action else { continue };
+            stored += 1;
+            let (object, outcome) = (content.object(), WriteOutcome::Done);
+            replaced.push((object, replaces, stored.to_string()));
+            let stored = Some(stored.to_string());
+            controller.handle(Input::Written { job, object, version, outcome, stored }, now);
+        }
+    }
+    for (object, first) in [(Object::Status, Some("5".to_owned())), (Object::Report(0), None)] {
+        let mut known = first;
+        let of_object: Vec<_> = replaced.iter().filter(|(of, ..)| *of == object).collect();
+        assert!(!of_object.is_empty(), "{replaced:?}");
+        for (_, replaces, stored) in of_object {
+            assert_eq!(*replaces, known, "{replaced:?}");
+            known = Some(stored.clone());
+        }
+    }
+}
