@@ -7,13 +7,17 @@
 
 use std::time::Duration;
 
-use prepull_e2e::fleet::{Connect, Figures, Idle, JobFigures, Kill, Options, print};
+use prepull_e2e::fleet::{
+    Connect, Figures, Idle, JobFigures, Kill, OldJobFigures, Options, print, print_old_jobs,
+};
 use prepull_e2e::measured::Teller;
 use prepull_e2e::prelude::*;
 use prepull_e2e::sim::PullTime;
 
 /// Size of the fleet that the bars are for.
 const NODES: usize = 10_000;
+/// Old jobs where a leader starts: with what else is in etcd, they stay below its default limit.
+const OLD_JOBS: usize = 10_000;
 /// Duration of a pull in the case that KubeEdge was measured with.
 const PEERS_PULL: Duration = Duration::from_millis(100);
 /// Duration of the measurement of idle sessions, four heartbeats.
@@ -40,11 +44,17 @@ async fn main() -> Result<()> {
     jobs.push(whole);
     let kill = Options { pull: SLOW, kill_cloud: true, ..Options::of(nodes) };
     let killed = one_job(&kill, &teller).await?;
+    let old = Options { old_jobs: Some(OLD_JOBS.min(nodes)), ..Options::of(nodes) };
+    let old = OldJobFigures::measure(&old, OLD_JOBS.min(nodes), &teller).await?;
+    print_old_jobs(&old);
 
     println!("\nOne job, instant pulls, concurrency = nodes: how it grows");
     growth(&jobs);
     println!("\nThe bars");
     bars(&jobs, &peers, &connect, &idle, &killed);
+    let of = |what: &str| format!("a leader starts among {} old jobs: {what}", OLD_JOBS.min(nodes));
+    bar(&of("ready after reading"), old.after_reading(), 5.0, " s");
+    bar(&of("cloudcore's memory at most"), number(old.cloud_peak) / MIB_F, 400.0, " MiB");
     Ok(())
 }
 

@@ -10,6 +10,7 @@ mod figures;
 mod kruise;
 mod listing;
 mod measure;
+mod old_jobs;
 mod options;
 mod people;
 mod requests;
@@ -29,11 +30,12 @@ pub use figures::{Connect, Figures, Idle, JobFigures, Kill, Reports};
 pub use kruise::KruiseFigures;
 pub use listing::Listing;
 pub use measure::Plan;
+pub use old_jobs::OldJobFigures;
 pub use options::Options;
 pub use people::{Cost, PeopleFigures, Scrapes};
 pub use rotation::RotationFigures;
 pub use scene::Scene;
-pub use table::print;
+pub use table::{print, print_old_jobs};
 
 /// Runs the program. The exit status is 0 if every node ended and nothing was pulled twice.
 pub async fn run(options: Options) -> ExitCode {
@@ -41,6 +43,11 @@ pub async fn run(options: Options) -> ExitCode {
     let measure = async {
         if options.rotate {
             let figures = RotationFigures::measure(&options, &teller).await?;
+            write_json(&options, &figures)?;
+            Ok(figures.is_whole())
+        } else if let Some(old) = options.old_jobs {
+            let figures = OldJobFigures::measure(&options, old, &teller).await?;
+            table::print_old_jobs(&figures);
             write_json(&options, &figures)?;
             Ok(figures.is_whole())
         } else if options.kruise {

@@ -177,7 +177,7 @@ fn turned_away(metrics: &Metrics) -> u64 {
 }
 
 /// Reads the size of etcd's database in bytes.
-async fn database(etcd: std::net::SocketAddr) -> Result<u64> {
+pub(super) async fn database(etcd: std::net::SocketAddr) -> Result<u64> {
     let (_, body) = plain_http::get(etcd, "/metrics").await.context("cannot ask etcd")?;
     Ok(count(Metrics(body).sum("etcd_mvcc_db_total_size_in_bytes", &[])))
 }

@@ -27,6 +27,8 @@ Examples:
       OpenKruise's API: how many writes a node and an image cost
   make fleet NODES=1000 ARGS='--rotate'
       a rotation of the CA, of which a tenth of the nodes learns only afterwards
+  make fleet NODES=10000 ARGS='--old-jobs 10000'
+      how soon a leader that starts serves edges where jobs have piled up, and what memory it takes
 
 Everything runs on this machine, the edges too: take their part off when you size a cluster. The program is
 target/release/fleet; it needs the environment that e2e/setup/with-parts.sh makes.";
@@ -83,6 +85,13 @@ pub struct Options {
     /// --json matter
     #[arg(long)]
     pub rotate: bool,
+    /// Measure a leader that starts instead, with this number of old jobs, and with jobs that run on all nodes. Of the
+    /// other options only --nodes, --old-nodes and --json matter
+    #[arg(long, value_name = "NUMBER", conflicts_with_all = ["kruise", "rotate"])]
+    pub old_jobs: Option<usize>,
+    /// Nodes in the status of each old job, of 0.5 KiB each
+    #[arg(long, default_value_t = 40, value_name = "NUMBER")]
+    pub old_nodes: usize,
     /// Before the job, measure the idle sessions for this long, and the list of the edges after it
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     #[serde(serialize_with = "as_time")]

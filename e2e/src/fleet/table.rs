@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use super::figures::{Connect, Figures, Idle, JobFigures, Kill};
 use super::kruise::KruiseFigures;
 use super::listing::Listing;
+use super::old_jobs::OldJobFigures;
 use super::people::{Cost, PeopleFigures, Scrapes};
 
 /// Width of the names of figures.
@@ -53,6 +54,23 @@ pub(super) fn print_kruise(figures: &KruiseFigures) {
     line("writes for each node and image", format!("{per:.2} (Kruise: about 5), and {events:.2} events"));
     line("cloudcore, CPU", format!("{:.1} s", job.cloud_cpu_seconds));
     line("cloudcore, memory at most", mib(job.cloud_peak));
+}
+
+/// Prints the figures of `--old-jobs` to standard output.
+pub fn print_old_jobs(figures: &OldJobFigures) {
+    let OldJobFigures { options, machine, connect, job_bytes, reports, etcd_database, .. } = figures;
+    println!("\n{} nodes, {} old jobs", options.nodes, options.old_jobs.unwrap_or(0));
+    println!("all parts on this machine: {machine}\n");
+    print_connect(connect);
+    heading("A leader starts");
+    line("an old job; reports; etcd", format!("{}; {reports}; {}", kib(*job_bytes), mib(*etcd_database)));
+    line("a client lists all jobs in", format!("{:.1} s", figures.list_seconds));
+    line("it serves edges after", format!("{:.1} s", figures.ready_seconds));
+    line("so after reading", format!("{:.1} s", figures.after_reading()));
+    line("cloudcore, CPU until then", format!("{:.1} s", figures.ready_cpu_seconds));
+    line("cloudcore, memory then", mib(figures.ready_rss));
+    line("all edges are back after", format!("{:.1} s", figures.back_seconds));
+    line("cloudcore, memory at most", mib(figures.cloud_peak));
 }
 
 fn print_writes<'a>(writes: impl IntoIterator<Item = (&'a String, &'a u64)>) {
