@@ -1,6 +1,7 @@
 //! The watches of Kruise's objects and of pods, whose events are turned into the engine's inputs.
 
 use std::fmt::Debug;
+use std::sync::{Mutex, PoisonError};
 
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -9,9 +10,10 @@ use kube::{Client, Resource};
 use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob, NodeImage};
 use prepull_api::task::NodeName;
 use prepull_engine::engine;
+use prepull_engine::kruise::Input;
 use prepull_engine::kruise::jobs::{self, Pod};
-use prepull_engine::kruise::{Input, node_images};
-use prepull_engine::shared::objects::{ObjectId, Unreadable};
+use prepull_engine::kruise::node_images::{self, CompactNodeImage, SharedParts};
+use prepull_engine::shared::objects::Unreadable;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
@@ -20,12 +22,21 @@ use crate::kube_api::watch::{Watched, config, follow};
 
 type Object<K> = Result<Box<K>, Unreadable>;
 
-/// Watches all NodeImages for ever.
+/// Watches all NodeImages for ever. Of a list that arrives no more is kept than the engine keeps: whole NodeImages of ten
+/// thousand nodes with twenty images would be half a gigabyte.
 pub(crate) async fn node_images(client: Client, inputs: mpsc::Sender<engine::Input>) {
     use node_images::Input as To;
-    let gone = |object: &Object<NodeImage>| {
-        let ObjectId { namespace: _, name, uid } = id_of(object);
-        Input::Node(To::NodeImageGone { name: NodeName(name), uid: uid.0 })
+    let gone = |object: &Object<CompactNodeImage>| {
+        let (name, uid) = match object {
+            Ok(object) => (object.name(), object.uid().to_owned()),
+            Err(unreadable) => (NodeName(unreadable.id.name.clone()), unreadable.id.uid.0.clone()),
+        };
+        Input::Node(To::NodeImageGone { name, uid })
+    };
+    let parts = Mutex::new(SharedParts::default());
+    let compact = |object: Guarded<NodeImage>| {
+        let mut parts = parts.lock().unwrap_or_else(PoisonError::into_inner);
+        readable(object).map(|object| Box::new(CompactNodeImage::new(*object, &mut parts)))
     };
     let watched = Watched {
         all: |objects| Input::Node(To::NodeImages(objects)),
@@ -33,7 +44,7 @@ pub(crate) async fn node_images(client: Client, inputs: mpsc::Sender<engine::Inp
         gone,
         begins: Some(|| Input::Node(To::NodeImagesListing)),
     };
-    follow(Api::<Guarded<NodeImage>>::all(client), config(), inputs, readable, watched).await;
+    follow(Api::<Guarded<NodeImage>>::all(client), config(), inputs, compact, watched).await;
 }
 
 /// Watches all ImagePullJobs for ever.

@@ -4,7 +4,7 @@
 //! edits may be lost. Nobody else writes the statuses of jobs and the jobs of a list: their writes name the UID only.
 
 use std::fmt::Debug;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::api::Api;
@@ -12,7 +12,7 @@ use kube::{Client, Error, Resource, ResourceExt};
 use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob, ImagePullJobSpec, NodeImage, NodeImageSpec};
 use prepull_api::task::NodeName;
 use prepull_engine::kruise::jobs::{JobWrite, WriteTarget};
-use prepull_engine::kruise::node_images::{Write, Written};
+use prepull_engine::kruise::node_images::{CompactNodeImage, SharedParts, Write, Written};
 use prepull_engine::shared::objects::ObjectId;
 use prepull_engine::shared::outcomes::WriteOutcome;
 use serde::de::DeserializeOwned;
@@ -34,12 +34,15 @@ pub(crate) struct Writer {
     /// Shared: a problem that lasts is logged once a minute, and not for each of ten thousand nodes.
     log: Arc<FailureLog>,
     permits: Arc<Semaphore>,
+    /// What the answers have in common.
+    parts: Arc<Mutex<SharedParts>>,
 }
 
 impl Writer {
     /// Writes with the rights of this client.
     pub(crate) fn new(client: Client) -> Self {
-        Self { client, log: Arc::default(), permits: Arc::new(Semaphore::new(WRITES)) }
+        let permits = Arc::new(Semaphore::new(WRITES));
+        Self { client, log: Arc::default(), permits, parts: Arc::default() }
     }
 
     /// Writes a NodeImage.
@@ -81,7 +84,7 @@ impl Writer {
             }
         };
         let error = match written {
-            Ok(object) => return Ok(Written::Done(object.map(Box::new))),
+            Ok(object) => return Ok(Written::Done(object.map(|object| self.compact(object)))),
             Err(error) => error,
         };
         match Failure::of(&error) {
@@ -90,7 +93,13 @@ impl Writer {
             Failure::Invalid => warn!(node = name, %error, "the API server refused the NodeImage"),
             Failure::NotFound | Failure::Conflict => {}
         }
-        Ok(Written::Refused(api.get_opt(name).await?.map(Box::new)))
+        Ok(Written::Refused(api.get_opt(name).await?.map(|object| self.compact(object))))
+    }
+
+    /// Thousands of answers may wait for the engine: each is made as small as the engine keeps it.
+    fn compact(&self, object: NodeImage) -> Box<CompactNodeImage> {
+        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        Box::new(CompactNodeImage::new(object, &mut parts))
     }
 
     /// Writes a job, or a child of a list.

@@ -76,7 +76,7 @@ impl World {
         // again.
         let is_behind = self.watch.iter().any(|input| {
             matches!(input,
-            Input::Node(To::NodeImage(Ok(object))) if object.name_any() == node.0)
+            Input::Node(To::NodeImage(Ok(object))) if object.name() == *node)
         });
         // What cannot be read asks for nothing; once it can, the tag is pulled again.
         let is_behind = is_behind || self.unreadable.contains(&node.0);

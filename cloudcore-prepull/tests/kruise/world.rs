@@ -11,7 +11,7 @@ use prepull_api::selector::Selector;
 use prepull_api::task::{JobUid, NodeName, PullPolicy, TaskId};
 use prepull_api::wire::CloudMessage;
 use prepull_engine::kruise::jobs::{self, JobWrite, WriteTarget};
-use prepull_engine::kruise::node_images::{self, TagDispatch, Write, Written};
+use prepull_engine::kruise::node_images::{self, CompactNodeImage, TagDispatch, Write, Written};
 use prepull_engine::kruise::{Action, Input, Kruise};
 use prepull_engine::shared::node_view::NodeView;
 use prepull_engine::shared::objects::{ObjectId, Unreadable};
@@ -135,7 +135,7 @@ impl World {
         let lists = self.list_jobs.values().map(|list| self.read(list)).collect();
         self.input(Input::Job(jobs::Input::ListJobs(lists)));
         self.input(Input::Job(jobs::Input::Pods(Vec::new())));
-        let images = self.node_images.values().map(|object| self.read(object)).collect();
+        let images = self.node_images.values().map(|object| self.compact(object)).collect();
         self.input(Input::Node(node_images::Input::NodeImages(images)));
     }
 
@@ -225,6 +225,10 @@ impl World {
     }
 
     /// An object as the watch tells of it.
+    fn compact(&self, object: &NodeImage) -> Result<Box<CompactNodeImage>, Unreadable> {
+        self.read(object).map(|object| Box::new((*object).into()))
+    }
+
     fn read<K: ResourceExt + Clone + Serialize>(&self, object: &K) -> Result<Box<K>, Unreadable> {
         let name = object.name_any();
         if !self.unreadable.contains(&name) {
@@ -245,7 +249,7 @@ impl World {
 
     pub(crate) fn node_image_changed(&mut self, name: &str) {
         let input = match self.node_images.get(name) {
-            Some(object) => node_images::Input::NodeImage(self.read(object)),
+            Some(object) => node_images::Input::NodeImage(self.compact(object)),
             None => return,
         };
         self.watch.push_back(Input::Node(input));
@@ -282,7 +286,10 @@ impl World {
     pub(crate) fn write_node_image(&mut self, node: &NodeName, write: Write) -> Written {
         self.writes += 1;
         let name = node.0.clone();
-        let current = |world: &Self| world.node_images.get(&name).cloned().map(Box::new);
+        let current = |world: &Self| {
+            let object = world.node_images.get(&name).cloned();
+            object.map(|object| Box::new(object.into()))
+        };
         let (uid, version) = match &write {
             Write::Create(_) => (None, None),
             Write::Delete { uid } => (Some(uid.clone()), None),

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use jiff::{SignedDuration, Timestamp};
 use prepull_api::crd::kruise::{ImagePullJob, NodeImage, NodeImageSpec};
 use prepull_api::selector::Selector;
-use prepull_api::task::{ImageOutcome, ImageResult, NodeName, TaskId, TaskOutcome, TaskResult};
-use prepull_api::wire::{EdgeMessage, Hello};
+use prepull_api::task::{ImageOutcome, ImageResult, JobUid, NodeName, TaskId, TaskOutcome, TaskResult};
+use prepull_api::wire::{CloudMessage, EdgeMessage, Hello};
 use prepull_engine::engine::{Action, Engine, Input};
 use prepull_engine::kruise;
 use prepull_engine::kruise::jobs::{self, JobWrite, WriteTarget};
-use prepull_engine::kruise::node_images::{self, Write, Written};
+use prepull_engine::kruise::node_images::{self, CompactNodeImage, SharedParts, Write, Written};
 use prepull_engine::prepull::controller::{self, Content};
 use prepull_engine::recording::{Entry, count};
 use prepull_engine::shared::node_view::NodeView;
@@ -58,7 +58,9 @@ pub(crate) struct World {
     pull_time: PullTime,
     jobs: HashMap<String, serde_json::Value>,
     pull_jobs: HashMap<String, ImagePullJob>,
-    node_images: HashMap<NodeName, NodeImage>,
+    /// As JSON: what the made-up API server takes must not hide what the engine takes.
+    node_images: HashMap<NodeName, Vec<u8>>,
+    parts: SharedParts,
     versions: usize,
     /// The jobs whose status says that they have ended.
     pub(crate) ended: HashSet<String>,
@@ -77,14 +79,8 @@ impl World {
     /// A fleet of edge nodes that are Ready and connected, and no job. With Kruise's API where a selector says for
     /// which nodes.
     pub(crate) fn new(nodes: usize, kruise: bool, pull_time: PullTime, recording: bool) -> Self {
-        let selector = prepull_api::crd::EDGE_LABEL;
-        let engine = if kruise {
-            Engine::with_kruise(Selector::parse(selector).expect("a selector"))
-        } else {
-            Engine::default()
-        };
         let mut world = Self {
-            engine,
+            engine: engine(kruise),
             now: "2026-01-01T00:00:00Z".parse().expect("a time"),
             due: BTreeMap::new(),
             arrivals: 0,
@@ -92,6 +88,7 @@ impl World {
             jobs: HashMap::new(),
             pull_jobs: HashMap::new(),
             node_images: HashMap::new(),
+            parts: SharedParts::default(),
             versions: 0,
             ended: HashSet::new(),
             figures: Figures::default(),
@@ -99,7 +96,7 @@ impl World {
         };
         let begin = Entry::Begin {
             version: "made up".to_owned(),
-            kruise_node_selector: kruise.then(|| selector.to_owned()),
+            kruise_node_selector: kruise.then(|| prepull_api::crd::EDGE_LABEL.to_owned()),
             sites: SiteSettings::default(),
         };
         world.record(&begin);
@@ -153,6 +150,57 @@ impl World {
         self.job_changed(job);
     }
 
+    /// Somebody makes an ImagePrePullJob over one node, whose image stays pinned.
+    pub(crate) fn make_pinned_job(&mut self, job: &str, node: &NodeName) {
+        let object = json!({
+            "apiVersion": "operations.kubeedge.io/v1alpha2",
+            "kind": "ImagePrePullJob",
+            "metadata": {"name": job, "uid": job, "generation": 1, "creationTimestamp": self.now.to_string()},
+            "spec": {"imagePrePullTemplate": {
+                "images": ["registry.example/shop/web:v1"], "nodeNames": [node], "pin": true,
+            }},
+        });
+        self.jobs.insert(job.to_owned(), object);
+        self.job_changed(job);
+    }
+
+    /// How long a batch takes in which nothing happens, with what the program asks after each.
+    pub(crate) fn idle_batch(&mut self) -> Duration {
+        let began = clock();
+        self.engine.handle(Input::TICK, self.now);
+        let actions = self.engine.flush(self.now);
+        let asked = (self.engine.next_wakeup(), self.engine.running_jobs().count(), self.engine.phases());
+        let took = began.elapsed();
+        assert!(actions.is_empty(), "{actions:?} {asked:?}");
+        took
+    }
+
+    /// Deletes jobs whose images every edge may have pinned. Returns how long that takes, and the messages that tell the
+    /// edges.
+    pub(crate) fn delete_pinned_jobs(&mut self, jobs: &[String]) -> (Duration, usize) {
+        let nodes = self.engine.nodes().count();
+        for index in 0..nodes {
+            let hello = Hello { pins: Some(vec![JobUid(jobs[0].clone())]), ..Hello::default() };
+            let up = SessionEvent::Up {
+                node: name(index),
+                session: SessionId((nodes + index + 1) as u64),
+                hello: Box::new(hello),
+            };
+            self.happens(controller::Input::Session(up).into());
+        }
+        self.settle();
+        let began = clock();
+        for job in jobs {
+            self.engine.handle(controller::Input::JobGone(JobUid(job.clone())).into(), self.now);
+        }
+        let actions = self.engine.flush(self.now);
+        let took = began.elapsed();
+        let is_unpin = |action: &&Action| {
+            matches!(action, Action::Prepull(controller::Action::Send(_, CloudMessage::Unpin { .. })))
+        };
+        (took, actions.iter().filter(is_unpin).count())
+    }
+
     fn job_changed(&mut self, job: &str) {
         let object = serde_json::from_value(self.jobs[job].clone()).expect("a job");
         self.happens(controller::Input::Job(Ok(Box::new(object))).into());
@@ -197,6 +245,34 @@ impl World {
         while self.ended.len() < jobs {
             assert!(self.step() && self.now < limit, "{} of {jobs} jobs have ended", self.ended.len());
         }
+    }
+
+    /// Another leader takes over: its engine lists what the API server has, and the edges connect to it.
+    pub(crate) fn restart(&mut self) {
+        use kruise::Input;
+        self.settle();
+        let nodes = self.node_images.len();
+        self.engine = engine(true);
+        self.list(nodes, false);
+        let mut parts = SharedParts::default();
+        let compact = |stored: &Vec<u8>| Box::new(CompactNodeImage::new(read(stored), &mut parts));
+        let objects = self.node_images.values().map(compact).map(Ok).collect();
+        self.happens(Input::Node(node_images::Input::NodeImages(objects)).into());
+        self.happens(Input::Job(jobs::Input::Pods(Vec::new())).into());
+        let pull_jobs = self.pull_jobs.values().map(|job| Ok(Box::new(job.clone()))).collect();
+        self.happens(Input::Job(jobs::Input::PullJobs(pull_jobs)).into());
+        self.happens(Input::Job(jobs::Input::ListJobs(Vec::new())).into());
+        self.settle();
+    }
+
+    /// Bytes that the made-up API server keeps of NodeImages.
+    pub(crate) fn stored_bytes(&self) -> usize {
+        self.node_images.values().map(Vec::capacity).sum()
+    }
+
+    /// Forgets the engine.
+    pub(crate) fn drop_engine(&mut self) {
+        self.engine = Engine::default();
     }
 
     /// Lets everything happen that is under way.
@@ -306,10 +382,12 @@ impl World {
             }
             kruise::Action::NodeImage(node, write) => {
                 self.figures.writes += 1;
-                let object = self.write_node_image(&node, write).map(Box::new);
+                let object = self.write_node_image(&node, write);
                 if let Some(object) = object.clone() {
+                    let object = Box::new(CompactNodeImage::new(object, &mut self.parts));
                     self.happens(Input::Node(node_images::Input::NodeImage(Ok(object))).into());
                 }
+                let object = object.map(|object| Box::new(CompactNodeImage::new(object, &mut self.parts)));
                 let written = node_images::Input::Written(node, Written::Done(object));
                 self.happens_after(WRITE, Input::Node(written).into());
             }
@@ -334,7 +412,7 @@ impl World {
         self.versions += 1;
         let mut object = match &write {
             Write::Create(_) => NodeImage::new(&node.0, NodeImageSpec::default()),
-            _ => self.node_images.remove(node)?,
+            _ => read(&self.node_images.remove(node)?),
         };
         object.metadata.uid.get_or_insert_with(|| format!("ni-{node}"));
         object.metadata.resource_version = Some(self.versions.to_string());
@@ -347,7 +425,9 @@ impl World {
             }
             Write::Status { status, .. } => object.status = Some(*status),
         }
-        self.node_images.insert(node.clone(), object.clone());
+        let mut stored = serde_json::to_vec(&object).expect("JSON");
+        stored.shrink_to_fit();
+        self.node_images.insert(node.clone(), stored);
         Some(object)
     }
 
@@ -378,6 +458,15 @@ impl World {
             self.happens_after(wait, controller::Input::Session(event).into());
         }
     }
+}
+
+fn engine(kruise: bool) -> Engine {
+    let selector = || Selector::parse(prepull_api::crd::EDGE_LABEL).expect("a selector");
+    if kruise { Engine::with_kruise(selector()) } else { Engine::default() }
+}
+
+fn read(stored: &[u8]) -> NodeImage {
+    serde_json::from_slice(stored).expect("a NodeImage")
 }
 
 /// The session of a node.

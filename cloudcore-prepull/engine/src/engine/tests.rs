@@ -85,7 +85,7 @@ fn a_node_image_comes_and_goes_with_its_node() {
     object.metadata.uid = Some("uid".to_owned());
     object.metadata.resource_version = Some("1".to_owned());
     object.metadata.labels = Some(node().labels);
-    let done = written(Written::Done(Some(Box::new(object))));
+    let done = written(Written::Done(Some(Box::new(object.into()))));
     assert!(matches!(give(vec![done])[..], [Write::Status { .. }]));
     let gone = || Prepull::NodeGone(node().name).into();
     let back = Prepull::Node(node()).into();
@@ -101,7 +101,7 @@ fn a_node_that_pulls_for_one_api_is_busy_for_the_other_until_it_has_ended() {
     let mut engine = Engine::with_kruise(Selector::parse(EDGE_LABEL).unwrap());
     let labels = BTreeMap::from([(EDGE_LABEL.to_owned(), String::new())]);
     let tag = json!({ "tag": "1", "pullPolicy": { "ttlSecondsAfterFinished": 300 } });
-    let image = serde_json::from_value(json!({
+    let image: Result<NodeImage, _> = serde_json::from_value(json!({
         "metadata": { "name": "edge-1", "uid": "0f7c3a51-8a5c-4a3e-9d0b-111111111111",
             "resourceVersion": "1", "labels": labels },
         "spec": { "images": { "a": { "tags": [tag] } } },
@@ -114,7 +114,7 @@ fn a_node_that_pulls_for_one_api_is_busy_for_the_other_until_it_has_ended() {
     for input in [
         Prepull::Nodes(vec![NodeView { name: node.clone(), labels, ready: true }]).into(),
         Prepull::Jobs(Vec::new()).into(),
-        of_node(node_images::Input::NodeImages(vec![Ok(Box::new(image.unwrap()))])),
+        of_node(node_images::Input::NodeImages(vec![Ok(Box::new(image.unwrap().into()))])),
         kruise::Input::Job(jobs::Input::Pods(Vec::new())).into(),
         kruise::Input::Job(jobs::Input::PullJobs(Vec::new())).into(),
         kruise::Input::Job(jobs::Input::ListJobs(Vec::new())).into(),

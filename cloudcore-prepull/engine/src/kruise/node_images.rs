@@ -9,6 +9,7 @@
 //! The order that makes a crash harmless: only what the API server has in a spec is sent to a node, and a result is
 //! acknowledged once the API server has it in the status.
 
+mod compact;
 mod effects;
 mod events;
 mod io;
@@ -17,17 +18,18 @@ mod object;
 mod pulls;
 mod reported;
 mod requests;
+mod shared_parts;
 mod spec_edit;
 mod status;
 mod tag_pull;
 #[cfg(test)]
 mod tests;
+mod write_room;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use prepull_api::crd::kruise::NodeImage;
 use prepull_api::selector::Selector;
 use prepull_api::task::{JobUid, NodeName, TaskId};
 use prepull_api::wire::{CloudMessage, EdgeMessage};
@@ -38,10 +40,13 @@ use crate::shared::node_view::NodeView;
 use crate::shared::objects::Unreadable;
 use crate::shared::pacing::TokenBucket;
 use crate::shared::session::SessionEvent;
+pub use compact::CompactNodeImage;
 use effects::NodeEffects;
 pub use io::{Action, Input, TagDispatch, Write, Written};
 use node::TrackedNode;
+pub use shared_parts::SharedParts;
 pub use tag_pull::is_of_node_image;
+use write_room::WriteRoom;
 
 /// What is outside of a node when it is reconciled.
 struct Context<'a> {
@@ -53,6 +58,8 @@ struct Context<'a> {
     take_slot: &'a mut dyn FnMut(&NodeName) -> bool,
     /// See [`progress_budget`].
     progress_budget: &'a mut TokenBucket<Timestamp>,
+    /// Whether the NodeImage may be written.
+    has_write_room: bool,
 }
 
 /// Writes of statuses that tell of nothing but progress, over all nodes: 20 a second. Ten thousand nodes that pull at
@@ -67,8 +74,10 @@ pub struct NodeImages {
     /// The nodes that get a NodeImage.
     selector: Selector,
     nodes: BTreeMap<NodeName, TrackedNode>,
-    /// The nodes whose NodeImages have tags of each job.
-    owned: HashMap<JobUid, BTreeSet<NodeName>>,
+    /// What the NodeImages have in common.
+    parts: SharedParts,
+    /// Jobs that have another liveness since the last flush.
+    changed_jobs: HashSet<JobUid>,
     /// The nodes whose NodeImages were created since the list began that is under way. That list may lack them; the watch
     /// that follows it tells of them.
     created: BTreeSet<NodeName>,
@@ -78,6 +87,7 @@ pub struct NodeImages {
     wakeups: DelayQueue<NodeName>,
     /// See [`progress_budget`].
     progress_budget: TokenBucket<Timestamp>,
+    writes: WriteRoom,
     actions: Vec<Action>,
     slot_changes: Vec<(NodeName, bool)>,
 }
@@ -88,11 +98,13 @@ impl NodeImages {
         Self {
             selector,
             nodes: BTreeMap::new(),
-            owned: HashMap::new(),
+            parts: SharedParts::default(),
+            changed_jobs: HashSet::new(),
             created: BTreeSet::new(),
             dirty: BTreeSet::new(),
             wakeups: DelayQueue::default(),
             progress_budget: progress_budget(),
+            writes: WriteRoom::default(),
             actions: Vec::new(),
             slot_changes: Vec::new(),
         }
@@ -117,6 +129,7 @@ impl NodeImages {
                 self.update(&node, now, |node, fx| node.end_dispatch(&task, outcome, fx));
             }
             Input::Written(node, written) => {
+                self.writes.end();
                 if matches!(written, Written::Done(Some(_)))
                     && self.nodes.get(&node).is_some_and(TrackedNode::is_without_object)
                 {
@@ -124,7 +137,13 @@ impl NodeImages {
                 }
                 self.update(&node, now, |node, _| node.end_write(&written, now));
                 match written {
-                    Written::Done(object) | Written::Refused(object) => self.observe(&node, object, now),
+                    Written::Done(object) | Written::Refused(object) => {
+                        let object = object.map(|mut object| {
+                            object.share(&mut self.parts);
+                            *object
+                        });
+                        self.observe(&node, object, now);
+                    }
                     Written::Failed => {}
                 }
             }
@@ -133,9 +152,7 @@ impl NodeImages {
                     self.dirty.insert(node);
                 }
             }
-            Input::LivenessChanged(job) => {
-                self.dirty.extend(self.owned.get(&job).into_iter().flatten().cloned());
-            }
+            Input::LivenessChanged(job) => _ = self.changed_jobs.insert(job),
         }
     }
 
@@ -157,16 +174,34 @@ impl NodeImages {
         while let Some(name) = self.wakeups.pop_due(now) {
             self.dirty.insert(name);
         }
-        let mut context = Context {
-            selector: &self.selector,
-            liveness,
-            take_slot,
-            progress_budget: &mut self.progress_budget,
-        };
-        for name in std::mem::take(&mut self.dirty) {
+        let changed_jobs = std::mem::take(&mut self.changed_jobs);
+        if !changed_jobs.is_empty() {
+            let is_owned = |node: &TrackedNode| node.is_owned_by_any(|job| changed_jobs.contains(job));
+            let owned = self.nodes.iter().filter(|(_, node)| is_owned(node));
+            self.dirty.extend(owned.map(|(name, _)| name.clone()));
+        }
+        let mut dirty = std::mem::take(&mut self.dirty);
+        loop {
+            // Those that wait for room come first: of the others there may be more again and again.
+            let next = self.writes.pop().inspect(|name| _ = dirty.remove(name));
+            let Some(name) = next.or_else(|| dirty.pop_first()) else { break };
             let Some(node) = self.nodes.get_mut(&name) else { continue };
+            let mut context = Context {
+                selector: &self.selector,
+                liveness,
+                take_slot,
+                progress_budget: &mut self.progress_budget,
+                has_write_room: self.writes.has_room(),
+            };
             let mut fx = NodeEffects::new(&name, now, &mut self.actions, &mut self.slot_changes);
+            let was_writing = node.is_writing();
             node.reconcile(&mut context, &mut fx);
+            if node.is_writing() && !was_writing {
+                self.writes.begin();
+            }
+            if fx.waits_to_write() {
+                self.writes.wait(&name);
+            }
             self.wakeups.set(&name, fx.wakeup());
             if node.is_empty() {
                 self.nodes.remove(&name);
@@ -217,7 +252,7 @@ impl NodeImages {
         self.update(name, now, |node, _| node.set_node(None));
     }
 
-    fn replace_node_images(&mut self, objects: Vec<Result<Box<NodeImage>, Unreadable>>, now: Timestamp) {
+    fn replace_node_images(&mut self, objects: Vec<Object>, now: Timestamp) {
         let existing: BTreeSet<NodeName> = objects.iter().map(name_of).collect();
         let created = std::mem::take(&mut self.created);
         let is_gone = |name: &&NodeName| !existing.contains(*name) && !created.contains(*name);
@@ -230,10 +265,13 @@ impl NodeImages {
         }
     }
 
-    fn observe_object(&mut self, object: Result<Box<NodeImage>, Unreadable>, now: Timestamp) {
+    fn observe_object(&mut self, object: Object, now: Timestamp) {
         let name = name_of(&object);
         match object {
-            Ok(object) => self.observe(&name, Some(object), now),
+            Ok(mut object) => {
+                object.share(&mut self.parts);
+                self.observe(&name, Some(*object), now);
+            }
             Err(unreadable) => {
                 self.observe(&name, None, now);
                 self.nodes.entry(name.clone()).or_default();
@@ -243,26 +281,13 @@ impl NodeImages {
     }
 
     /// The API server has this NodeImage for the node, or none.
-    fn observe(&mut self, name: &NodeName, object: Option<Box<NodeImage>>, now: Timestamp) {
+    fn observe(&mut self, name: &NodeName, object: Option<CompactNodeImage>, now: Timestamp) {
         if object.is_some() {
             self.nodes.entry(name.clone()).or_default();
         }
         let Some(node) = self.nodes.get_mut(name) else { return };
         let mut fx = NodeEffects::new(name, now, &mut self.actions, &mut self.slot_changes);
-        let before = node.owners();
-        node.observe(object, &mut fx);
-        let after = node.owners();
-        for gone in before.difference(&after) {
-            if let Some(nodes) = self.owned.get_mut(gone) {
-                nodes.remove(name);
-                if nodes.is_empty() {
-                    self.owned.remove(gone);
-                }
-            }
-        }
-        for new in after.difference(&before) {
-            self.owned.entry(new.clone()).or_default().insert(name.clone());
-        }
+        node.observe(object, &mut self.parts, &mut fx);
         self.dirty.insert(name.clone());
     }
 
@@ -316,9 +341,11 @@ impl NodeImages {
     }
 }
 
-fn name_of(object: &Result<Box<NodeImage>, Unreadable>) -> NodeName {
+type Object = Result<Box<CompactNodeImage>, Unreadable>;
+
+fn name_of(object: &Object) -> NodeName {
     match object {
-        Ok(object) => NodeName(object.metadata.name.clone().unwrap_or_default()),
+        Ok(object) => object.name(),
         Err(unreadable) => NodeName(unreadable.id.name.clone()),
     }
 }

@@ -18,6 +18,7 @@ pub(super) struct NodeEffects<'a> {
     effects: Effects<'a, Action>,
     slot_changes: &'a mut Vec<(NodeName, bool)>,
     wakeup: Option<Timestamp>,
+    waits_to_write: bool,
 }
 
 impl<'a> NodeEffects<'a> {
@@ -27,7 +28,14 @@ impl<'a> NodeEffects<'a> {
         actions: &'a mut Vec<Action>,
         slot_changes: &'a mut Vec<(NodeName, bool)>,
     ) -> Self {
-        Self { node, now, effects: Effects::new(now, actions), slot_changes, wakeup: None }
+        Self {
+            node,
+            now,
+            effects: Effects::new(now, actions),
+            slot_changes,
+            wakeup: None,
+            waits_to_write: false,
+        }
     }
 
     pub(super) fn emit(&mut self, action: Action) {
@@ -69,6 +77,16 @@ impl<'a> NodeEffects<'a> {
     /// A task slot of the node is taken (`true`) or freed.
     pub(super) fn change_slot(&mut self, taken: bool) {
         self.slot_changes.push((self.node.clone(), taken));
+    }
+
+    /// Has the node reconciled once there is room for its write.
+    pub(super) fn wait_to_write(&mut self) {
+        self.waits_to_write = true;
+    }
+
+    /// Whether [`Self::wait_to_write`] was called.
+    pub(super) fn waits_to_write(&self) -> bool {
+        self.waits_to_write
     }
 
     /// Has the node reconciled at this time even without an input.

@@ -1,6 +1,7 @@
 //! Events about tags that have ended, on the NodeImage and on the jobs.
 
-use prepull_api::crd::kruise::{ImageTagSpec, ImageTagStatus, PullPhase};
+use k8s_openapi::api::core::v1::ObjectReference;
+use prepull_api::crd::kruise::{ImageTagStatus, PullPhase};
 use prepull_api::task::{JobUid, NodeName};
 
 use super::effects::NodeEffects;
@@ -14,7 +15,7 @@ use crate::shared::reasons;
 pub(super) fn end_events(
     uid: &str,
     key: &TagKey,
-    tag: &ImageTagSpec,
+    owners: &[ObjectReference],
     status: &ImageTagStatus,
     fx: &mut NodeEffects<'_>,
 ) {
@@ -28,7 +29,7 @@ pub(super) fn end_events(
     }
     let message = &status.message;
     failure(ObjectKind::NodeImage, node_image, &format!("image {key}: {message}"), fx);
-    for owner in round_jobs(tag) {
+    for owner in round_jobs(owners) {
         let job = ObjectId {
             namespace: owner.namespace.clone().unwrap_or_default(),
             name: owner.name.clone().unwrap_or_default(),

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use prepull_api::crd::kruise::{NodeImage, NodeImageSpec, NodeImageStatus};
+use prepull_api::crd::kruise::{NodeImageSpec, NodeImageStatus};
 use prepull_api::image::NormalizedReference;
 use prepull_api::overriders::SecretRef;
 use prepull_api::task::{JobUid, NodeName, Task, TaskId};
 use prepull_api::wire::CloudMessage;
 use serde::{Deserialize, Serialize};
 
+use super::compact::CompactNodeImage;
 use crate::kruise::NodeImageUpdate;
 use crate::shared::events::ObjectEvent;
 use crate::shared::node_view::NodeView;
@@ -30,9 +31,9 @@ pub enum Input {
     /// A list of all NodeImages begins: what is written from now on may be missing in it.
     NodeImagesListing,
     /// All NodeImages that exist.
-    NodeImages(Vec<Result<Box<NodeImage>, Unreadable>>),
+    NodeImages(Vec<Result<Box<CompactNodeImage>, Unreadable>>),
     /// A NodeImage is new or has changed.
-    NodeImage(Result<Box<NodeImage>, Unreadable>),
+    NodeImage(Result<Box<CompactNodeImage>, Unreadable>),
     /// A NodeImage does not exist any more.
     NodeImageGone {
         /// metadata.name
@@ -63,10 +64,10 @@ pub enum Input {
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Written {
     /// It was made. With the object as it is now; `None` if it was deleted.
-    Done(Option<Box<NodeImage>>),
+    Done(Option<Box<CompactNodeImage>>),
     /// It was refused, since the object is another one than the write expected. With the object as it is now, if there is
     /// one.
-    Refused(Option<Box<NodeImage>>),
+    Refused(Option<Box<CompactNodeImage>>),
     /// It was not made, or not known to be: to be tried again with whatever is true then.
     Failed,
 }

@@ -2,20 +2,20 @@
 
 mod write;
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use prepull_api::crd::kruise::NodeImage;
 use prepull_api::selector::Selector;
 use prepull_api::task::{JobUid, TaskId, TaskResult};
 use prepull_api::wire::{OpenTask, Progress};
 
+use super::compact::CompactNodeImage;
 use super::effects::NodeEffects;
-use super::object::{ObjectState, Observed};
+use super::object::ObjectState;
 use super::pulls::Pulls;
 use super::reported::ReportedStates;
 use super::requests::RequestQueue;
+use super::shared_parts::SharedParts;
 use super::{Context, Written};
 use crate::kruise::{NodeImageUpdate, TagRequest};
 use crate::shared::events::ObjectKind;
@@ -37,6 +37,8 @@ pub(super) struct TrackedNode {
     /// The node's session; `None` while the node is offline.
     session: Option<SessionId>,
     pulls: Pulls,
+    /// Whether the pulls are in line with the object.
+    is_synced: bool,
     requests: RequestQueue,
     reported: ReportedStates,
     writes: Writes,
@@ -49,6 +51,7 @@ impl Default for TrackedNode {
             object: ObjectState::Absent,
             session: None,
             pulls: Pulls::default(),
+            is_synced: false,
             requests: RequestQueue::default(),
             reported: ReportedStates::default(),
             writes: Writes::default(),
@@ -84,6 +87,11 @@ impl TrackedNode {
         self.writes.have_failed()
     }
 
+    /// Whether a write of the NodeImage is under way.
+    pub(super) fn is_writing(&self) -> bool {
+        self.writes.is_in_flight()
+    }
+
     /// Whether nothing is known of the node any more.
     pub(super) fn is_empty(&self) -> bool {
         self.node.is_none()
@@ -97,9 +105,9 @@ impl TrackedNode {
         self.pulls.has_waiting()
     }
 
-    /// The jobs that own tags.
-    pub(super) fn owners(&self) -> BTreeSet<JobUid> {
-        self.object.owners()
+    /// Whether a job owns one of the tags.
+    pub(super) fn is_owned_by_any(&self, is_meant: impl Fn(&JobUid) -> bool) -> bool {
+        self.object.present().is_some_and(|object| object.is_owned_by_any(is_meant))
     }
 
     pub(super) fn request_tag(&mut self, request: Arc<TagRequest>, new_round: bool) {
@@ -108,7 +116,7 @@ impl TrackedNode {
 
     /// Whether the NodeImage has this UID, or there is none.
     pub(super) fn may_be(&self, uid: &str) -> bool {
-        self.object.present().is_none_or(|object| object.uid == uid)
+        self.object.present().is_none_or(|object| object.uid() == uid)
     }
 
     /// The API server has a NodeImage that cannot be read.
@@ -120,14 +128,19 @@ impl TrackedNode {
     }
 
     /// The API server has this NodeImage, or none.
-    pub(super) fn observe(&mut self, object: Option<Box<NodeImage>>, fx: &mut NodeEffects<'_>) {
+    pub(super) fn observe(
+        &mut self,
+        object: Option<CompactNodeImage>,
+        parts: &mut SharedParts,
+        fx: &mut NodeEffects<'_>,
+    ) {
         match object {
             None => self.forget_object(fx),
-            Some(object) if object.metadata.deletion_timestamp.is_some() => {
+            Some(object) if object.is_being_deleted() => {
                 self.forget_object(fx);
                 self.object = ObjectState::Terminating;
             }
-            Some(object) => self.observe_present(Observed::new(*object), fx),
+            Some(object) => self.observe_present(object, parts, fx),
         }
     }
 
@@ -141,13 +154,13 @@ impl TrackedNode {
         }
     }
 
-    fn observe_present(&mut self, new: Observed, fx: &mut NodeEffects<'_>) {
+    fn observe_present(&mut self, new: CompactNodeImage, parts: &mut SharedParts, fx: &mut NodeEffects<'_>) {
         if let Some(known) = self.object.present().filter(|known| new.is_older_than(known)) {
             // A write that ended with an older version may have answered requests: by the newer one, then.
-            return self.reported.report(known, fx);
+            return self.reported.report(known, parts, fx);
         }
         let before = self.object.present();
-        let is_new = before.is_none_or(|before| before.uid != new.uid);
+        let is_new = before.is_none_or(|before| before.uid() != new.uid());
         if is_new || before.is_some_and(|before| before.labels != new.labels) {
             let (node, labels) = (fx.node.clone(), new.labels.clone());
             fx.notify_jobs(NodeImageUpdate::Exists { node, labels });
@@ -155,8 +168,9 @@ impl TrackedNode {
         if is_new && self.session.is_some() {
             fx.notify_jobs(NodeImageUpdate::Online(fx.node.clone(), true));
         }
-        self.reported.report(&new, fx);
+        self.reported.report(&new, parts, fx);
         self.object = ObjectState::Present(new);
+        self.is_synced = false;
     }
 
     /// The node has connected, and its ledger has these tasks.
@@ -231,8 +245,12 @@ impl TrackedNode {
     }
 
     fn sync_pulls(&mut self, fx: &mut NodeEffects<'_>) {
+        if self.is_synced {
+            return;
+        }
         if let Some(object) = self.object.present() {
             self.pulls.sync(object, fx);
+            self.is_synced = true;
         }
     }
 }

@@ -5,14 +5,13 @@ mod session;
 use std::collections::{BTreeMap, HashSet};
 
 use jiff::Timestamp;
-use prepull_api::crd::kruise::{ImageTagSpec, ImageTagStatus};
+use prepull_api::crd::kruise::ImageTagStatus;
 
 use super::Context;
+use super::compact::{CompactNodeImage, Tag};
 use super::effects::NodeEffects;
 use super::events::end_events;
-use super::object::Observed;
 use super::spec_edit;
-use super::status::{ended_at, find};
 use super::tag_pull::{State, TagPull, refused_status, task_id};
 use crate::kruise::TagKey;
 use crate::kruise::node_images::Action;
@@ -37,26 +36,27 @@ impl Pulls {
     }
 
     /// The status of a tag that has not ended in the stored status.
-    pub(super) fn status_of(&self, key: &TagKey, tag: &ImageTagSpec) -> Option<ImageTagStatus> {
+    pub(super) fn status_of(&self, key: &TagKey) -> Option<ImageTagStatus> {
         let refused = self.refused.get(key).cloned();
-        refused.or_else(|| self.pulls.get(key).map(|pull| pull.status(tag)))
+        refused.or_else(|| self.pulls.get(key).map(TagPull::status))
     }
 
     /// Brings the pulls in line with the spec. A tag that has ended in the stored status needs none any more, which is when
     /// the node's result is acknowledged.
-    pub(super) fn sync(&mut self, object: &Observed, fx: &mut NodeEffects<'_>) {
+    pub(super) fn sync(&mut self, object: &CompactNodeImage, fx: &mut NodeEffects<'_>) {
         let mut wanted: HashSet<TagKey> = HashSet::new();
-        for (name, image) in &object.spec.images {
-            let has_ended = |tag: &ImageTagSpec| {
-                let ended_at = |status| ended_at(status, name, &tag.tag, tag.version);
-                object.status.as_ref().and_then(ended_at).is_some()
+        for (name, terms, tags) in object.images() {
+            let has_ended = |tag: &Tag| {
+                let status = object.status_of(name, &tag.name);
+                status.and_then(|status| status.ended_at(tag.version)).is_some()
             };
             // True of most images of most nodes, and cheaper than their rules.
-            if image.tags.iter().all(has_ended) {
+            if tags.iter().all(has_ended) {
                 continue;
             }
-            for (tag, valid) in image.tags.iter().zip(rules::image_rules(name, image)) {
-                let key = TagKey::new(name, &tag.tag);
+            let image = CompactNodeImage::image(terms, tags);
+            for (tag, valid) in tags.iter().zip(rules::image_rules(name, &image)) {
+                let key = TagKey::new(name, &tag.name);
                 if has_ended(tag) || !wanted.insert(key.clone()) {
                     continue;
                 }
@@ -75,13 +75,13 @@ impl Pulls {
 
     fn sync_pull(
         &mut self,
-        object: &Observed,
+        object: &CompactNodeImage,
         key: TagKey,
-        tag: &ImageTagSpec,
+        tag: &Tag,
         valid: ValidTag,
         fx: &mut NodeEffects<'_>,
     ) {
-        let task = task_id(&object.uid, &key, &valid);
+        let task = task_id(object.uid(), &key, &valid);
         let new = |valid| TagPull::new(key.clone(), task.clone(), tag.version, valid);
         match self.pulls.get_mut(&key) {
             Some(pull) if pull.task == task => {}
@@ -95,7 +95,7 @@ impl Pulls {
                 *pull = new(valid);
             }
             None => {
-                let stored = object.status.as_ref().and_then(|status| find(status, &key.image, &key.tag));
+                let stored = object.status_of(&key.image, &key.tag);
                 let pull = new(valid).resume(stored);
                 self.pulls.insert(key, pull);
             }
@@ -104,9 +104,9 @@ impl Pulls {
 
     fn refuse(
         &mut self,
-        object: &Observed,
+        object: &CompactNodeImage,
         key: TagKey,
-        tag: &ImageTagSpec,
+        tag: &Tag,
         reason: String,
         fx: &mut NodeEffects<'_>,
     ) {
@@ -116,7 +116,7 @@ impl Pulls {
         let known = self.refused.get(&key);
         if known.is_none_or(|known| known.version != tag.version || known.message != reason) {
             let status = refused_status(tag, reason, fx.now);
-            end_events(&object.uid, &key, tag, &status, fx);
+            end_events(object.uid(), &key, &tag.terms.owner_references, &status, fx);
             self.refused.insert(key, status);
         }
     }
@@ -137,14 +137,21 @@ impl Pulls {
     }
 
     /// Ends the pulls whose time has passed, or for which no job waits any more, whatever the node does.
-    pub(super) fn give_up(&mut self, object: &Observed, context: &Context<'_>, fx: &mut NodeEffects<'_>) {
+    pub(super) fn give_up(
+        &mut self,
+        object: &CompactNodeImage,
+        context: &Context<'_>,
+        fx: &mut NodeEffects<'_>,
+    ) {
         let mut given_up: Vec<(TagKey, &'static str)> = Vec::new();
         for (key, pull) in &self.pulls {
             if matches!(pull.state(), State::Ended { .. }) {
                 continue;
             }
             let tag = object.tag(key).map(|(_, tag)| tag);
-            if !tag.is_some_and(|tag| spec_edit::is_abandoned(tag, context.liveness)) {
+            let is_abandoned =
+                |tag: &Tag| spec_edit::is_abandoned(&tag.terms.owner_references, context.liveness);
+            if !tag.is_some_and(is_abandoned) {
                 let Some(due) = pull.give_up_due() else { continue };
                 if due > fx.now {
                     fx.wake_at(due);
@@ -164,7 +171,7 @@ impl Pulls {
     /// Dispatches the pulls that wait, the oldest tag first, as long as the node has slots.
     pub(super) fn dispatch(
         &mut self,
-        object: &Observed,
+        object: &CompactNodeImage,
         context: &mut Context<'_>,
         fx: &mut NodeEffects<'_>,
     ) {
@@ -176,8 +183,8 @@ impl Pulls {
                 fx.wake_at(not_before);
                 continue;
             }
-            let created = object.tag(key).and_then(|(_, tag)| tag.created_at.as_ref());
-            waiting.push((created.map(|time| time.0), key.clone()));
+            let created = object.tag(key).and_then(|(_, tag)| tag.created);
+            waiting.push((created, key.clone()));
         }
         waiting.sort_unstable();
         for (_, key) in waiting {
@@ -194,7 +201,7 @@ impl Pulls {
     }
 
     /// Ends a pull as failed without a result of the node.
-    fn fail(&mut self, object: &Observed, key: &TagKey, message: String, fx: &mut NodeEffects<'_>) {
+    fn fail(&mut self, object: &CompactNodeImage, key: &TagKey, message: String, fx: &mut NodeEffects<'_>) {
         let Some(pull) = self.pulls.get_mut(key) else { return };
         pull.fail(message, fx);
         publish_end(object, pull, fx);
@@ -202,8 +209,8 @@ impl Pulls {
 }
 
 /// Publishes the events of a pull that has ended.
-fn publish_end(object: &Observed, pull: &TagPull, fx: &mut NodeEffects<'_>) {
+fn publish_end(object: &CompactNodeImage, pull: &TagPull, fx: &mut NodeEffects<'_>) {
     if let (Some((_, tag)), State::Ended { status, .. }) = (object.tag(&pull.key), pull.state()) {
-        end_events(&object.uid, &pull.key, tag, status, fx);
+        end_events(object.uid(), &pull.key, &tag.terms.owner_references, status, fx);
     }
 }

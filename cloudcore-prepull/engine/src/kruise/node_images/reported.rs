@@ -1,61 +1,82 @@
 //! The states of tags that the jobs were told last.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use jiff::Timestamp;
-use prepull_api::crd::kruise::{ImageTagSpec, NodeImageStatus, PullPhase};
+use prepull_api::crd::kruise::PullPhase;
 use prepull_api::task::JobUid;
 
+use super::compact::{CompactNodeImage, Tag};
 use super::effects::NodeEffects;
-use super::object::Observed;
+use super::shared_parts::SharedParts;
 use super::spec_edit::{job_of, jobs_of, round_jobs};
-use super::status::find;
 use crate::kruise::{NodeImageUpdate, TagKey, TagRequest, TagState};
 
+/// A job, and a tag that it owns.
+type Owned = (Arc<JobUid>, Arc<TagKey>);
+
+/// Sorted: a map would take twice the room, on each of ten thousand nodes.
 #[derive(Debug, Default)]
-pub(super) struct ReportedStates(HashMap<(JobUid, TagKey), TagState>);
+pub(super) struct ReportedStates(Vec<(Owned, TagState)>);
 
 impl ReportedStates {
     /// Tells the jobs the states of their tags where they are not those that were reported last.
-    pub(super) fn report(&mut self, object: &Observed, fx: &mut NodeEffects<'_>) {
-        let mut states: HashMap<(JobUid, TagKey), TagState> = HashMap::new();
-        for (image, spec) in &object.spec.images {
-            for tag in &spec.tags {
-                let owned = |job| (job, TagKey::new(image, &tag.tag));
+    pub(super) fn report(
+        &mut self,
+        object: &CompactNodeImage,
+        parts: &mut SharedParts,
+        fx: &mut NodeEffects<'_>,
+    ) {
+        let mut states: BTreeMap<Owned, TagState> = BTreeMap::new();
+        for (image, _, tags) in object.images() {
+            for tag in tags {
+                let key = parts.key(&TagKey::new(image, &tag.name));
+                let owners = &tag.terms.owner_references;
                 // Of a job of another namespace than the round's nothing is known but what was before.
-                let before = jobs_of(tag).filter_map(|job| self.0.get_key_value(&owned(job)));
-                states.extend(before.map(|(owned, state)| (owned.clone(), *state)));
-                let state = tag_state(object.status.as_ref(), image, tag);
-                states.extend(round_jobs(tag).filter_map(job_of).map(|job| (owned(job), state)));
+                for job in jobs_of(owners) {
+                    if let Some(state) = self.get(&job, &key) {
+                        states.insert((parts.job(&job), key.clone()), state);
+                    }
+                }
+                let state = tag_state(object, image, tag);
+                for job in round_jobs(owners).filter_map(job_of) {
+                    states.insert((parts.job(&job), key.clone()), state);
+                }
             }
         }
-        self.0.retain(|owned, _| {
-            let is_owned = states.contains_key(owned);
-            if !is_owned {
+        for (owned, _) in &self.0 {
+            if !states.contains_key(owned) {
                 notify(&owned.0, &owned.1, TagState::Absent, fx);
             }
-            is_owned
-        });
-        for (owned, state) in states {
-            if self.0.get(&owned) != Some(&state) {
-                notify(&owned.0, &owned.1, state, fx);
-                self.0.insert(owned, state);
+        }
+        for (owned, state) in &states {
+            if self.get(&owned.0, &owned.1) != Some(*state) {
+                notify(&owned.0, &owned.1, *state, fx);
             }
         }
+        self.0 = states.into_iter().collect();
+    }
+
+    fn find(&self, job: &JobUid, key: &TagKey) -> Result<usize, usize> {
+        self.0.binary_search_by(|((known_job, known_key), _)| (&**known_job, &**known_key).cmp(&(job, key)))
+    }
+
+    fn get(&self, job: &JobUid, key: &TagKey) -> Option<TagState> {
+        self.find(job, key).ok().map(|at| self.0[at].1)
     }
 
     /// Has the next report answer the request even if the state has not changed.
     pub(super) fn forget(&mut self, request: &TagRequest) {
-        if let Some(job) = job_of(&request.owner) {
-            self.0.remove(&(job, request.key.clone()));
+        let at = job_of(&request.owner).map(|job| self.find(&job, &request.key));
+        if let Some(Ok(at)) = at {
+            self.0.remove(at);
         }
     }
 
     /// Answers a request that changes nothing with the state that was reported last.
     pub(super) fn answer(&self, request: &TagRequest, fx: &mut NodeEffects<'_>) {
         let Some(job) = job_of(&request.owner) else { return };
-        let owned = (job, request.key.clone());
-        notify(&owned.0, &owned.1, self.0.get(&owned).copied().unwrap_or(TagState::Absent), fx);
+        notify(&job, &request.key, self.get(&job, &request.key).unwrap_or(TagState::Absent), fx);
     }
 
     /// Answers a request that cannot be written: the tag has failed.
@@ -77,13 +98,12 @@ fn notify(job: &JobUid, key: &TagKey, state: TagState, fx: &mut NodeEffects<'_>)
 }
 
 /// The state of a tag as the API server has it.
-fn tag_state(status: Option<&NodeImageStatus>, image: &str, tag: &ImageTagSpec) -> TagState {
-    let ended =
-        status.and_then(|status| find(status, image, &tag.tag)).filter(|found| found.has_ended(tag.version));
-    let Some(ended) = ended else { return TagState::Pending };
-    let at = ended.completion_time.as_ref().map_or(Timestamp::MIN, |time| time.0);
-    match ended.phase {
-        PullPhase::Succeeded => TagState::Succeeded(at),
-        _ => TagState::Failed(at),
+fn tag_state(object: &CompactNodeImage, image: &str, tag: &Tag) -> TagState {
+    let status = object.status_of(image, &tag.name);
+    let ended = status.and_then(|status| Some((status.phase, status.ended_at(tag.version)?)));
+    match ended {
+        None => TagState::Pending,
+        Some((PullPhase::Succeeded, at)) => TagState::Succeeded(at),
+        Some((_, at)) => TagState::Failed(at),
     }
 }

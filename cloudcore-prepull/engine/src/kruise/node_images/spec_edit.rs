@@ -50,7 +50,7 @@ pub(super) fn apply(
     let image = spec.images.entry(key.image.clone()).or_default();
     let has_room = image.tags.len() < MAX_TAGS;
     match image.tags.iter_mut().find(|tag| tag.tag == key.tag) {
-        Some(tag) if owns(tag, &request.owner) && is_in_round(tag, &request.owner) => {
+        Some(tag) if owns(tag, &request.owner) && is_in_round(&tag.owner_references, &request.owner) => {
             let has_ended = ended_at(status, &key.image, &key.tag, tag.version).is_some();
             if has_ended && new_round {
                 begin_round(tag, request, now);
@@ -64,8 +64,8 @@ pub(super) fn apply(
             if has_changed || has_disowned { Edit::Changed } else { Edit::Unchanged }
         }
         Some(tag)
-            if round_namespace(tag).is_some()
-                && !is_in_round(tag, &request.owner)
+            if round_namespace(&tag.owner_references).is_some()
+                && !is_in_round(&tag.owner_references, &request.owner)
                 && ended_at(status, &key.image, &key.tag, tag.version).is_none() =>
         {
             Edit::Deferred { has_disowned }
@@ -156,7 +156,7 @@ pub(super) fn prune(
     for (name, image) in &mut spec.images {
         image.tags.retain_mut(|tag| {
             let before = tag.owner_references.len();
-            let round = round_namespace(tag).map(str::to_owned);
+            let round = round_namespace(&tag.owner_references).map(str::to_owned);
             tag.owner_references.retain(|owner| {
                 !is_job(owner) || job_of(owner).is_some_and(|job| liveness(&job) != Liveness::Deleted)
             });
@@ -166,10 +166,11 @@ pub(super) fn prune(
                 return false;
             }
             // The round was for jobs that are gone: how it ends is no answer to those of another namespace.
-            if round_namespace(tag).is_some_and(|left| round.as_deref() != Some(left)) {
+            let left = round_namespace(&tag.owner_references);
+            if left.is_some_and(|left| round.as_deref() != Some(left)) {
                 return false;
             }
-            if jobs_of(tag).any(|job| liveness(&job) == Liveness::Active) {
+            if jobs_of(&tag.owner_references).any(|job| liveness(&job) == Liveness::Active) {
                 return true;
             }
             let Some(due) = expiry(name, tag, status) else { return true };
@@ -187,13 +188,13 @@ pub(super) fn prune(
     (has_changed, next)
 }
 
-/// Whether nobody waits for a tag any more: its round is for jobs, and all of them have finished.
-pub(super) fn is_abandoned(tag: &ImageTagSpec, liveness: &dyn Fn(&JobUid) -> Liveness) -> bool {
+/// Whether no owner waits for a tag any more: its round is for jobs, and all of them have finished.
+pub(super) fn is_abandoned(owners: &[ObjectReference], liveness: &dyn Fn(&JobUid) -> Liveness) -> bool {
     let waits = |owner: &ObjectReference| {
         let has_finished = || job_of(owner).is_some_and(|job| liveness(&job) == Liveness::Finished);
-        !is_job(owner) || is_in_round(tag, owner) && !has_finished()
+        !is_job(owner) || is_in_round(owners, owner) && !has_finished()
     };
-    !tag.owner_references.is_empty() && !tag.owner_references.iter().any(waits)
+    !owners.is_empty() && !owners.iter().any(waits)
 }
 
 /// When the time to live of a tag that has ended passes.
@@ -214,21 +215,21 @@ pub(super) fn is_job(owner: &ObjectReference) -> bool {
     group == Some(GROUP) && owner.kind.as_deref() == Some(ObjectKind::ImagePullJob.as_str())
 }
 
-/// The namespace whose jobs the tag is pulled for in its present version: that of the job which asked last. Secrets belong
+/// The namespace whose jobs a tag with these owners is pulled for in its present version: that of the job which asked last. Secrets belong
 /// to a namespace, so that a pull with those of one proves nothing to the jobs of another, whose round was before this
 /// one, or comes after it. `None` where no job owns the tag.
-pub(super) fn round_namespace(tag: &ImageTagSpec) -> Option<&str> {
-    tag.owner_references.iter().rfind(|owner| is_job(owner)).map(namespace)
+pub(super) fn round_namespace(owners: &[ObjectReference]) -> Option<&str> {
+    owners.iter().rfind(|owner| is_job(owner)).map(namespace)
 }
 
 /// Whether the tag is pulled for this job in its present version.
-fn is_in_round(tag: &ImageTagSpec, job: &ObjectReference) -> bool {
-    round_namespace(tag) == Some(namespace(job))
+fn is_in_round(owners: &[ObjectReference], job: &ObjectReference) -> bool {
+    round_namespace(owners) == Some(namespace(job))
 }
 
-/// The jobs that the tag is pulled for in its present version.
-pub(super) fn round_jobs(tag: &ImageTagSpec) -> impl Iterator<Item = &ObjectReference> {
-    tag.owner_references.iter().filter(|owner| is_job(owner) && is_in_round(tag, owner))
+/// The owners that a tag is pulled for in its present version.
+pub(super) fn round_jobs(owners: &[ObjectReference]) -> impl Iterator<Item = &ObjectReference> {
+    owners.iter().filter(|owner| is_job(owner) && is_in_round(owners, owner))
 }
 
 fn namespace(owner: &ObjectReference) -> &str {
@@ -240,7 +241,7 @@ pub(super) fn job_of(owner: &ObjectReference) -> Option<JobUid> {
     owner.uid.clone().map(JobUid)
 }
 
-/// The jobs that own a tag.
-pub(super) fn jobs_of(tag: &ImageTagSpec) -> impl Iterator<Item = JobUid> {
-    tag.owner_references.iter().filter(|owner| is_job(owner)).filter_map(job_of)
+/// The jobs among the owners of a tag.
+pub(super) fn jobs_of(owners: &[ObjectReference]) -> impl Iterator<Item = JobUid> {
+    owners.iter().filter(|owner| is_job(owner)).filter_map(job_of)
 }

@@ -1,9 +1,7 @@
 //! The status that a NodeImage should have, and how urgent its difference from the stored one is.
 
 use jiff::Timestamp;
-use prepull_api::crd::kruise::{
-    ImageStatus, ImageTagSpec, ImageTagStatus, NodeImageSpec, NodeImageStatus, PullPhase,
-};
+use prepull_api::crd::kruise::{ImageStatus, ImageTagStatus, NodeImageSpec, NodeImageStatus, PullPhase};
 
 use crate::kruise::TagKey;
 
@@ -22,7 +20,7 @@ pub(super) enum Difference {
 pub(super) fn desired_status(
     spec: &NodeImageSpec,
     stored: &NodeImageStatus,
-    current: impl Fn(&TagKey, &ImageTagSpec) -> Option<ImageTagStatus>,
+    current: impl Fn(&TagKey) -> Option<ImageTagStatus>,
 ) -> NodeImageStatus {
     let mut desired = NodeImageStatus::default();
     for (name, image) in &spec.images {
@@ -33,7 +31,7 @@ pub(super) fn desired_status(
             }
             let ended = find(stored, name, &tag.tag).filter(|known| known.has_ended(tag.version));
             let status =
-                ended.cloned().or_else(|| current(&TagKey::new(name, &tag.tag), tag)).unwrap_or_else(|| {
+                ended.cloned().or_else(|| current(&TagKey::new(name, &tag.tag))).unwrap_or_else(|| {
                     ImageTagStatus { tag: tag.tag.clone(), version: tag.version, ..ImageTagStatus::default() }
                 });
             match status.phase {
@@ -97,9 +95,9 @@ mod tests {
         }
         spec.images.get_mut("a").unwrap().tags[1].version = 4;
         spec.images.entry("empty".to_owned()).or_default();
-        let current = |key: &TagKey, tag: &ImageTagSpec| {
+        let current = |key: &TagKey| {
             let pulling = ImageTagStatus {
-                tag: tag.tag.clone(),
+                tag: key.tag.clone(),
                 phase: PullPhase::Pulling,
                 ..ImageTagStatus::default()
             };

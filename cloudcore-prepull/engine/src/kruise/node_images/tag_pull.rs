@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use prepull_api::crd::kruise::{ImageSpec, ImageTagSpec, ImageTagStatus, PullPhase};
+use prepull_api::crd::kruise::{ImageTagStatus, PullPhase};
 use prepull_api::overriders::SecretRef;
 use prepull_api::task::{
     CheckItem, ImageTask, JobUid, SandboxMetadata, Task, TaskId, TaskOutcome, TaskResult,
@@ -12,7 +13,9 @@ use prepull_api::task::{
 use prepull_api::wire::truncate_reason;
 
 use super::TagDispatch;
+use super::compact::{Tag, TagStatus};
 use super::effects::NodeEffects;
+use super::shared_parts::ImageTerms;
 use super::spec_edit::{job_of, round_jobs, round_namespace};
 use crate::kruise::TagKey;
 use crate::kruise::rules::ValidTag;
@@ -120,9 +123,9 @@ impl TagPull {
     }
 
     /// Continues from the status that the API server has of this version.
-    pub(super) fn resume(mut self, stored: Option<&ImageTagStatus>) -> Self {
+    pub(super) fn resume(mut self, stored: Option<&TagStatus>) -> Self {
         if let Some(stored) = stored.filter(|stored| stored.version == self.version) {
-            self.started = stored.start_time.as_ref().map(|time| time.0);
+            self.started = stored.started;
             self.progress = stored.progress;
         }
         self
@@ -267,11 +270,11 @@ impl TagPull {
     }
 
     /// The status of the tag.
-    pub(super) fn status(&self, tag: &ImageTagSpec) -> ImageTagStatus {
+    pub(super) fn status(&self) -> ImageTagStatus {
         match &self.state {
             State::Ended { status, .. } => status.as_ref().clone(),
             _ => ImageTagStatus {
-                tag: tag.tag.clone(),
+                tag: self.key.tag.clone(),
                 phase: if self.started.is_some() { PullPhase::Pulling } else { PullPhase::Waiting },
                 progress: self.progress,
                 start_time: self.started.map(whole_seconds),
@@ -337,12 +340,8 @@ impl TagPull {
     }
 
     /// What is to be sent to the node.
-    pub(super) fn dispatch(
-        &self,
-        image: &ImageSpec,
-        tag: &ImageTagSpec,
-        fx: &NodeEffects<'_>,
-    ) -> TagDispatch {
+    pub(super) fn dispatch(&self, image: &ImageTerms, tag: &Tag, fx: &NodeEffects<'_>) -> TagDispatch {
+        let owners = &tag.terms.owner_references;
         let image_task = ImageTask {
             image: self.key.to_string(),
             reference: self.tag.reference.to_string(),
@@ -361,8 +360,8 @@ impl TagPull {
                 images: vec![image_task],
             },
             reference: self.tag.reference.clone(),
-            secrets: secrets(image, tag),
-            jobs: round_jobs(tag).filter_map(job_of).collect(),
+            secrets: secrets(image, owners),
+            jobs: round_jobs(owners).filter_map(job_of).collect(),
             of_jobs: Vec::new(),
             remaining: self.remaining(fx.now),
         }
@@ -375,9 +374,9 @@ const EXCEEDED: &str = "pulling exceeds the activeDeadlineSeconds";
 const SILENT: &str = "node has not responded for a long time";
 
 /// The status of a tag that the rules refuse.
-pub(super) fn refused_status(tag: &ImageTagSpec, reason: String, now: Timestamp) -> ImageTagStatus {
+pub(super) fn refused_status(tag: &Tag, reason: String, now: Timestamp) -> ImageTagStatus {
     ImageTagStatus {
-        tag: tag.tag.clone(),
+        tag: tag.name.to_string(),
         phase: PullPhase::Failed,
         completion_time: Some(whole_seconds(now)),
         version: tag.version,
@@ -408,7 +407,7 @@ pub(super) fn task_id(uid: &str, key: &TagKey, valid: &ValidTag) -> TaskId {
     TaskId { job: JobUid(format!("{uid}{SEPARATOR}{hash}")), attempt: valid.attempt }
 }
 
-fn sandbox(image: &ImageSpec) -> Option<SandboxMetadata> {
+fn sandbox(image: &ImageTerms) -> Option<SandboxMetadata> {
     let config = image.sandbox_config.as_ref()?;
     Some(SandboxMetadata {
         labels: config.labels.clone().unwrap_or_default(),
@@ -418,8 +417,8 @@ fn sandbox(image: &ImageSpec) -> Option<SandboxMetadata> {
 
 /// The secrets that a tag may use. Those of an image are shared by its tags; a tag that is pulled for jobs uses only those
 /// in their namespace, or a job could pull with credentials that it may not read.
-fn secrets(image: &ImageSpec, tag: &ImageTagSpec) -> Vec<SecretRef> {
-    let round = round_namespace(tag);
+fn secrets(image: &ImageTerms, owners: &[ObjectReference]) -> Vec<SecretRef> {
+    let round = round_namespace(owners);
     let usable =
         image.pull_secrets.iter().filter(|secret| round.is_none_or(|round| round == secret.namespace));
     usable.filter_map(|secret| SecretRef::new(&secret.namespace, &secret.name).ok()).collect()

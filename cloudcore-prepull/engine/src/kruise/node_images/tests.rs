@@ -100,7 +100,7 @@ impl World {
         let mut world = Self::bare();
         (world.versions, world.now) = (self.versions, self.now);
         world.object.clone_from(&self.object);
-        let objects = world.object.clone().map(|object| Ok(Box::new(object)));
+        let objects = world.object.clone().map(|object| Ok(Box::new(object.into())));
         world.images.handle(Input::NodeImages(objects.into_iter().collect()), world.now);
         world.images.handle(Input::Nodes(vec![view(&[("edge", "")])]), world.now);
         world
@@ -192,7 +192,7 @@ impl World {
             Write::Spec { version: expected, labels, spec, .. } => {
                 let object = self.object.as_mut().unwrap();
                 if object.metadata.resource_version.as_ref() != Some(&expected) {
-                    return Written::Refused(Some(Box::new(object.clone())));
+                    return Written::Refused(Some(Box::new(object.clone().into())));
                 }
                 object.metadata.resource_version = version;
                 object.metadata.labels = Some((*labels).clone());
@@ -201,20 +201,20 @@ impl World {
             Write::Status { version: expected, status, .. } => {
                 let object = self.object.as_mut().unwrap();
                 if object.metadata.resource_version.as_ref() != Some(&expected) {
-                    return Written::Refused(Some(Box::new(object.clone())));
+                    return Written::Refused(Some(Box::new(object.clone().into())));
                 }
                 object.metadata.resource_version = version;
                 object.status = Some(*status);
             }
         }
-        Written::Done(self.object.clone().map(Box::new))
+        Written::Done(self.object.clone().map(|object| Box::new(object.into())))
     }
 
     /// Edits the NodeImage by hand, and has the watch deliver it.
     pub(super) fn edit(&mut self, edit: impl FnOnce(&mut NodeImageSpec)) {
         self.edit_unseen(edit);
-        let object = self.object.clone().map(Box::new).unwrap();
-        self.input(Input::NodeImage(Ok(object)));
+        let object = self.object.clone().unwrap();
+        self.input(Input::NodeImage(Ok(Box::new(object.into()))));
     }
 
     /// Edits the NodeImage by hand; the watch has not delivered it yet.

@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use prepull_api::crd::kruise::NodeImageStatus;
+use prepull_api::crd::kruise::{NodeImageSpec, NodeImageStatus};
 
 use super::TrackedNode;
 use crate::kruise::Liveness;
+use crate::kruise::node_images::compact::CompactNodeImage;
 use crate::kruise::node_images::effects::NodeEffects;
 use crate::kruise::node_images::events::full_event;
-use crate::kruise::node_images::object::{ObjectState, Observed};
+use crate::kruise::node_images::object::ObjectState;
 use crate::kruise::node_images::reported::ReportedStates;
 use crate::kruise::node_images::requests::QueuedRequest;
 use crate::kruise::node_images::spec_edit::{self, Edit};
@@ -70,8 +71,8 @@ impl Writes {
         self.backoff.has_failed()
     }
 
-    fn begin(&mut self, object: Option<&Observed>) {
-        self.in_flight = Some(InFlight { replaces: object.map(|object| object.version.clone()) });
+    fn begin(&mut self, object: Option<&CompactNodeImage>) {
+        self.in_flight = Some(InFlight { replaces: object.map(|object| object.version.to_string()) });
     }
 
     pub(super) fn end(&mut self, written: &Written, now: Timestamp) {
@@ -81,9 +82,9 @@ impl Writes {
             Written::Failed => return self.back_off(now),
         };
         // A write that changes nothing would be repeated at once, for ever.
-        let version = object.and_then(|object| object.metadata.resource_version.clone());
+        let version = object.map(|object| object.version.clone());
         let is_refused = matches!(written, Written::Refused(_));
-        if version == replaced && (version.is_some() || is_refused) {
+        if version.as_deref() == replaced.as_deref() && (version.is_some() || is_refused) {
             self.back_off(now);
         } else {
             self.backoff.reset();
@@ -105,13 +106,16 @@ impl TrackedNode {
         if let ObjectState::Unreadable | ObjectState::Terminating = self.object {
             return;
         }
+        if !context.has_write_room {
+            return fx.wait_to_write();
+        }
         if let Some(not_before) = self.writes.not_before.filter(|not_before| *not_before > fx.now) {
             return fx.wake_at(not_before);
         }
         match (&self.node, self.object.present()) {
             (Some(_), Some(_)) => self.write_present(context, fx),
             (None, Some(object)) => {
-                fx.write(Write::Delete { uid: object.uid.clone() });
+                fx.write(Write::Delete { uid: object.uid().to_owned() });
                 self.writes.begin(Some(object));
             }
             (Some(node), None) if self.needs_creation(context.selector) => {
@@ -125,9 +129,10 @@ impl TrackedNode {
     /// Writes labels and spec if they have to change, or else the status.
     fn write_present(&mut self, context: &mut Context<'_>, fx: &mut NodeEffects<'_>) {
         let (Some(node), Some(object)) = (&self.node, self.object.present()) else { return };
+        let stored = object.status();
         let none = NodeImageStatus::default();
-        let status = object.status.as_ref().unwrap_or(&none);
-        let mut spec = object.spec.clone();
+        let status = stored.as_ref().unwrap_or(&none);
+        let mut spec = object.spec();
         let (mut has_changed, next_expiry) = spec_edit::prune(&mut spec, status, context.liveness, fx.now);
         if let Some(next_expiry) = next_expiry {
             fx.wake_at(next_expiry);
@@ -153,14 +158,14 @@ impl TrackedNode {
             }
         }
         has_changed |= !carried.is_empty();
-        let uid = object.uid.clone();
+        let uid = object.uid().to_owned();
         if has_changed || *object.labels != node.labels {
-            let (version, labels) = (object.version.clone(), Arc::new(node.labels.clone()));
+            let (version, labels) = (object.version.to_string(), Arc::new(node.labels.clone()));
             fx.write(Write::Spec { uid: uid.clone(), version, labels, spec: Box::new(spec) });
             self.writes.begin(Some(object));
             self.requests.begin_write(carried);
         } else {
-            self.write_status(context, fx);
+            self.write_status(&spec, stored.as_ref(), context, fx);
         }
         self.requests.put_back(deferred);
         for queued in unchanged {
@@ -173,12 +178,18 @@ impl TrackedNode {
         }
     }
 
-    fn write_status(&mut self, context: &mut Context<'_>, fx: &mut NodeEffects<'_>) {
+    /// Writes the status if it is not the one that is stored. `spec` is what the API server has.
+    fn write_status(
+        &mut self,
+        spec: &NodeImageSpec,
+        stored: Option<&NodeImageStatus>,
+        context: &mut Context<'_>,
+        fx: &mut NodeEffects<'_>,
+    ) {
         let Some(object) = self.object.present() else { return };
         let none = NodeImageStatus::default();
-        let stored = object.status.as_ref();
-        let current = |key: &_, tag: &_| self.pulls.status_of(key, tag);
-        let status = desired_status(&object.spec, stored.unwrap_or(&none), current);
+        let current = |key: &_| self.pulls.status_of(key);
+        let status = desired_status(spec, stored.unwrap_or(&none), current);
         let Some(difference) = difference(&status, stored) else {
             self.writes.progress_since = None;
             return;
@@ -200,7 +211,7 @@ impl TrackedNode {
         if difference == Difference::Progress && context.progress_budget.try_take(1.0, fx.now).is_err() {
             return fx.wake_at(fx.now.after(PROGRESS_RETRY));
         }
-        let (uid, version) = (object.uid.clone(), object.version.clone());
+        let (uid, version) = (object.uid().to_owned(), object.version.to_string());
         fx.write(Write::Status { uid, version, status: Box::new(status) });
         self.writes.begin(Some(object));
         (self.writes.status_written, self.writes.progress_since) = (Some(fx.now), None);
@@ -222,7 +233,7 @@ mod tests {
         let object = |version: &str| {
             let mut object = NodeImage::new("edge-1", NodeImageSpec::default());
             object.metadata.resource_version = Some(version.to_owned());
-            Some(Box::new(object))
+            Some(Box::new(object.into()))
         };
         let now = Timestamp::UNIX_EPOCH;
         let waits = |replaces: Option<&str>, written: &Written| {

@@ -6,8 +6,8 @@ use prepull_api::task::{TaskId, TaskOutcome, TaskResult};
 use prepull_api::wire::{OpenPhase, OpenTask, Progress, truncate_reason};
 
 use super::{Pulls, publish_end};
+use crate::kruise::node_images::compact::CompactNodeImage;
 use crate::kruise::node_images::effects::NodeEffects;
-use crate::kruise::node_images::object::Observed;
 use crate::kruise::node_images::tag_pull::{State, TagPull, UNWANTED, is_of_node_image};
 use crate::shared::outcomes::DispatchOutcome;
 use crate::shared::session::SessionId;
@@ -68,7 +68,7 @@ impl Pulls {
         task: &TaskId,
         outcome: DispatchOutcome,
         current: Option<SessionId>,
-        object: Option<&Observed>,
+        object: Option<&CompactNodeImage>,
         fx: &mut NodeEffects<'_>,
     ) {
         let is_dispatching =
@@ -137,7 +137,7 @@ impl Pulls {
         &mut self,
         result: &TaskResult,
         is_writing: bool,
-        object: Option<&Observed>,
+        object: Option<&CompactNodeImage>,
         fx: &mut NodeEffects<'_>,
     ) {
         let Some(pull) = self.pulls.values_mut().find(|pull| pull.sent == result.task) else {

@@ -229,7 +229,7 @@ fn a_node_image_that_is_being_deleted_is_as_good_as_gone() {
     let mut object = world.object.clone().unwrap();
     object.metadata.deletion_timestamp = Some(Time(world.now));
     world.writes.clear();
-    world.input(Input::NodeImage(Ok(Box::new(object))));
+    world.input(Input::NodeImage(Ok(Box::new(object.into()))));
     assert_eq!((cancels(&world.take_sent()), world.slots), (vec![&task], 1));
     assert!(world.done.contains(&Action::NotifyJobs(NodeImageUpdate::Deleted(node()))));
     world.pass(Duration::from_secs(60));

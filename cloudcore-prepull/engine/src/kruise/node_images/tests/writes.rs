@@ -123,7 +123,7 @@ fn an_older_version_from_the_watch_is_ignored() {
     let mut world = World::new();
     let old = world.object.clone().unwrap();
     world.edit(|spec| add_manual_tag(spec, "a", "1"));
-    world.input(Input::NodeImage(Ok(Box::new(old))));
+    world.input(Input::NodeImage(Ok(Box::new(old.into()))));
     assert_eq!(world.take_sent(), [], "nothing is cancelled");
     assert_eq!(world.take_dispatched().len(), 1);
 }

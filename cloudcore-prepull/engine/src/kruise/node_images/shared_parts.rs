@@ -1,0 +1,140 @@
+//! Parts that many NodeImages have in common, each kept once. The nodes of a fleet are asked for the same images by the
+//! same jobs: without this, ten thousand of them would keep ten thousand copies of each name and each owner.
+
+use std::collections::{BTreeMap, HashSet};
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use prepull_api::crd::kruise::{ImageTagPullPolicy, SandboxConfig, SecretObject};
+use prepull_api::task::JobUid;
+
+use crate::kruise::TagKey;
+
+/// Labels of a NodeImage.
+pub(super) type Labels = BTreeMap<String, String>;
+
+/// What holds for all tags of an image.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct ImageTerms {
+    pub(super) pull_secrets: Vec<SecretObject>,
+    pub(super) sandbox_config: Option<SandboxConfig>,
+}
+
+impl Hash for ImageTerms {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.pull_secrets.len().hash(state);
+        for secret in &self.pull_secrets {
+            (&secret.namespace, &secret.name).hash(state);
+        }
+        if let Some(sandbox) = &self.sandbox_config {
+            (&sandbox.labels, &sandbox.annotations).hash(state);
+        }
+    }
+}
+
+/// What a tag has in common with the same tag of other nodes: all but its times and its version.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct TagTerms {
+    pub(super) pull_policy: Option<ImageTagPullPolicy>,
+    pub(super) owner_references: Vec<ObjectReference>,
+    pub(super) image_pull_policy: Option<String>,
+}
+
+// Its parts have no `Eq` of their own, and no floating-point number either.
+impl Eq for TagTerms {}
+
+impl Hash for TagTerms {
+    /// By what tells apart most terms that differ.
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.owner_references.iter().for_each(|owner| owner.uid.hash(state));
+        let seconds = self.pull_policy.as_ref().map(|limits| limits.ttl_seconds_after_finished);
+        (seconds, &self.image_pull_policy).hash(state);
+    }
+}
+
+/// Values of one type, each once.
+#[derive(Debug)]
+struct Shelf<T: ?Sized> {
+    values: HashSet<Arc<T>>,
+    /// At this number of values, those that are used no more are removed.
+    sweep_at: usize,
+}
+
+/// A shelf is not swept before it has this many values.
+const FIRST_SWEEP: usize = 1024;
+
+impl<T: ?Sized> Default for Shelf<T> {
+    fn default() -> Self {
+        Self { values: HashSet::new(), sweep_at: FIRST_SWEEP }
+    }
+}
+
+impl<T: Hash + Eq + ?Sized> Shelf<T> {
+    fn share(&mut self, value: &T, make: impl FnOnce() -> Arc<T>) -> Arc<T> {
+        if let Some(known) = self.values.get(value) {
+            return known.clone();
+        }
+        if self.values.len() >= self.sweep_at {
+            self.values.retain(|value| Arc::strong_count(value) > 1);
+            self.values.shrink_to_fit();
+            self.sweep_at = FIRST_SWEEP.max(2 * self.values.len());
+        }
+        let new = make();
+        self.values.insert(new.clone());
+        new
+    }
+}
+
+/// The parts that are kept once. What nothing uses any more is removed from time to time.
+#[derive(Debug, Default)]
+pub struct SharedParts {
+    texts: Shelf<str>,
+    jobs: Shelf<JobUid>,
+    keys: Shelf<TagKey>,
+    labels: Shelf<Labels>,
+    image_terms: Shelf<ImageTerms>,
+    tag_terms: Shelf<TagTerms>,
+}
+
+impl SharedParts {
+    pub(super) fn text(&mut self, text: &str) -> Arc<str> {
+        self.texts.share(text, || text.into())
+    }
+
+    pub(super) fn job(&mut self, job: &JobUid) -> Arc<JobUid> {
+        self.jobs.share(job, || Arc::new(job.clone()))
+    }
+
+    pub(super) fn key(&mut self, key: &TagKey) -> Arc<TagKey> {
+        self.keys.share(key, || Arc::new(key.clone()))
+    }
+
+    pub(super) fn labels(&mut self, labels: &Labels) -> Arc<Labels> {
+        self.labels.share(labels, || Arc::new(labels.clone()))
+    }
+
+    pub(super) fn image_terms(&mut self, terms: &ImageTerms) -> Arc<ImageTerms> {
+        self.image_terms.share(terms, || Arc::new(terms.clone()))
+    }
+
+    pub(super) fn tag_terms(&mut self, terms: &TagTerms) -> Arc<TagTerms> {
+        self.tag_terms.share(terms, || Arc::new(terms.clone()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unused_parts_are_removed() {
+        let mut parts = SharedParts::default();
+        let used = parts.text("used");
+        for number in 0..3 * FIRST_SWEEP {
+            parts.text(&number.to_string());
+        }
+        assert!(parts.texts.values.len() <= FIRST_SWEEP);
+        assert!(Arc::ptr_eq(&used, &parts.text("used")));
+    }
+}
