@@ -304,6 +304,7 @@ async fn work(
         metrics: metrics.clone(),
         traces: start_traces(args, metrics)?,
         inputs: inputs.clone(),
+        needs_pods: tokio::sync::watch::Sender::default(),
         asked,
         known_since: Timestamp::now(),
         work: JoinSet::new(),

@@ -85,7 +85,7 @@ pub struct Listed {
     pub nodes: bool,
     /// The ImagePrePullJobs, with the reports of those that go on.
     pub jobs: bool,
-    /// Kruise's objects and the pods; never where Kruise's API is not served.
+    /// Kruise's objects; never where Kruise's API is not served.
     pub kruise: bool,
 }
 
@@ -191,6 +191,11 @@ impl Engine {
     /// The number of ImagePrePullJobs in each phase, for the metrics.
     pub fn phases(&self) -> [(JobPhase, usize); 4] {
         self.prepull.phases()
+    }
+
+    /// Whether pods are to be watched, for a job that selects its nodes by them.
+    pub fn needs_pods(&self) -> bool {
+        self.kruise.as_ref().is_some_and(Kruise::needs_pods)
     }
 
     /// What is known of a task that a node has not ended, for traces: asked before the result is handled, so that one which is

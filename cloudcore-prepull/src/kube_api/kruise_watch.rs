@@ -15,7 +15,7 @@ use prepull_engine::kruise::jobs::{self, Pod};
 use prepull_engine::kruise::node_images::{self, CompactNodeImage, SharedParts};
 use prepull_engine::shared::objects::Unreadable;
 use serde::{Deserialize, Serialize};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use crate::kube_api::guarded::{Guarded, id_of, readable};
 use crate::kube_api::watch::{Watched, config, follow};
@@ -74,18 +74,36 @@ pub(crate) async fn list_jobs(client: Client, inputs: mpsc::Sender<engine::Input
 /// A field selector for the pods that a podSelector may select. The watch delivers a pod that leaves it as deleted.
 const SCHEDULED: &str = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed";
 
-/// Watches all pods for ever. Of each only what a podSelector needs is read.
-pub(crate) async fn pods(client: Client, inputs: mpsc::Sender<engine::Input>) {
+/// Watches all pods whenever a job selects its nodes by them. Of each only what a podSelector needs is read.
+pub(crate) async fn pods(
+    client: Client,
+    mut are_needed: watch::Receiver<bool>,
+    inputs: mpsc::Sender<engine::Input>,
+) {
     use jobs::Input as To;
-    let watched = Watched {
-        all: |pods| Input::Job(To::Pods(pods)),
-        one: |pod| Input::Job(To::Pod(pod)),
-        gone: |pod: &Pod| {
-            Input::Job(To::PodGone { namespace: pod.namespace.clone(), name: pod.name.clone() })
-        },
-        begins: None,
-    };
-    follow(Api::<PodView>::all(client), config().fields(SCHEDULED), inputs, pod, watched).await;
+    // The sender lives as long as the engine.
+    while are_needed.wait_for(|needed| *needed).await.is_ok() {
+        let watched = Watched {
+            all: |pods| Input::Job(To::Pods(pods)),
+            one: |pod| Input::Job(To::Pod(pod)),
+            gone: |pod: &Pod| {
+                Input::Job(To::PodGone { namespace: pod.namespace.clone(), name: pod.name.clone() })
+            },
+            begins: None,
+        };
+        let scheduled = config().fields(SCHEDULED);
+        tokio::select! {
+            () = follow(Api::<PodView>::all(client.clone()), scheduled, inputs.clone(), pod, watched) => return,
+            _ = are_needed.wait_for(|needed| !needed) => {}
+        }
+        if inputs.send(Input::Job(To::PodsUnwatched).into()).await.is_err() {
+            return;
+        }
+    }
+}
+
+fn all() -> watcher::Config {
+    watcher::Config::default()
 }
 
 /// The part of a Pod that is read.

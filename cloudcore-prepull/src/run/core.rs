@@ -18,7 +18,7 @@ use prepull_engine::shared::node_view::NodeView;
 use prepull_engine::shared::outcomes::WriteOutcome;
 use prepull_engine::shared::session::SessionEvent;
 use prepull_engine::sites::SiteSettings;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, error, info, info_span, warn};
@@ -80,6 +80,8 @@ pub(super) struct Core {
     /// With `--otlp-endpoint`.
     pub(super) traces: Option<Traces>,
     pub(super) inputs: mpsc::Sender<Input>,
+    /// Whether pods are to be watched.
+    pub(super) needs_pods: watch::Sender<bool>,
     /// What people ask of the edges.
     pub(super) asked: mpsc::Receiver<Ask>,
     /// Since when this replica serves edges.
@@ -128,6 +130,8 @@ impl Core {
                 self.handle(input, now);
             }
             let actions = self.engine.flush(now);
+            let needs_pods = self.engine.needs_pods();
+            self.needs_pods.send_if_modified(|needed| std::mem::replace(needed, needs_pods) != needs_pods);
             if let Some(recorder) = &mut self.recorder {
                 recorder.flush(&actions, now);
             }

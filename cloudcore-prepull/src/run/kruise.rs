@@ -102,7 +102,7 @@ impl Core {
         let inputs = || self.inputs.clone();
         let jobs = kruise_watch::pull_jobs(client.clone(), inputs());
         let lists = kruise_watch::list_jobs(client.clone(), inputs());
-        let pods = kruise_watch::pods(client.clone(), inputs());
+        let pods = kruise_watch::pods(client.clone(), self.needs_pods.subscribe(), inputs());
         let node_images = kruise_watch::node_images(client.clone(), inputs());
         let span = |kind| info_span!("watch", kind);
         tokio::spawn(self.vital.guard("the watch of ImagePullJobs", jobs).instrument(span("ImagePullJob")));

@@ -43,15 +43,14 @@ pub enum Action {
 struct Listed {
     nodes: bool,
     node_images: bool,
-    pods: bool,
     pull_jobs: bool,
     list_jobs: bool,
 }
 
 impl Listed {
     fn all(self) -> bool {
-        let Self { nodes, node_images, pods, pull_jobs, list_jobs } = self;
-        nodes && node_images && pods && pull_jobs && list_jobs
+        let Self { nodes, node_images, pull_jobs, list_jobs } = self;
+        nodes && node_images && pull_jobs && list_jobs
     }
 }
 
@@ -86,7 +85,6 @@ impl Kruise {
         match &input {
             Input::Node(node_images::Input::Nodes(_)) => self.listed.nodes = true,
             Input::Node(node_images::Input::NodeImages(_)) => self.listed.node_images = true,
-            Input::Job(jobs::Input::Pods(_)) => self.listed.pods = true,
             Input::Job(jobs::Input::PullJobs(_)) => self.listed.pull_jobs = true,
             Input::Job(jobs::Input::ListJobs(_)) => self.listed.list_jobs = true,
             _ => {}
@@ -102,7 +100,13 @@ impl Kruise {
         self.node_images.images_of(node, task)
     }
 
-    /// Whether every kind has been listed. Before that there are no actions.
+    /// Whether a job selects its nodes by pods, which are watched only then: most clusters have more pods than anything
+    /// else.
+    pub fn needs_pods(&self) -> bool {
+        self.jobs.needs_pods()
+    }
+
+    /// Whether every kind but pods has been listed. Before that there are no actions.
     pub fn is_ready(&self) -> bool {
         self.listed.all()
     }

@@ -44,6 +44,8 @@ type Effects<'a> = crate::shared::effects::Effects<'a, Action>;
 pub struct Jobs {
     fleet: Fleet,
     pods: Pods,
+    /// Whether all pods are known. Until then jobs that select by them wait.
+    knows_pods: bool,
     /// The ImagePullJobs.
     registry: Registry<PullJob>,
     lists: Lists,
@@ -60,7 +62,7 @@ impl Jobs {
         self.with_effects(now, |jobs, fx| jobs.react(input, fx));
     }
 
-    /// Reconciles the jobs that an input or the time has changed. Not to be called before nodes, NodeImages, pods and jobs
+    /// Reconciles the jobs that an input or the time has changed. Not to be called before nodes, NodeImages and jobs
     /// have all been listed.
     pub fn flush(&mut self, now: Timestamp) -> Vec<Action> {
         self.with_effects(now, |jobs, fx| {
@@ -90,6 +92,19 @@ impl Jobs {
             Liveness::Finished
         } else {
             Liveness::Deleted
+        }
+    }
+
+    /// Whether a job selects its nodes by pods.
+    pub(crate) fn needs_pods(&self) -> bool {
+        self.registry.running.values().any(PullJob::selects_by_pods)
+    }
+
+    fn mark_all_by_pods(&mut self) {
+        for (uid, job) in &self.registry.running {
+            if job.selects_by_pods() {
+                self.registry.agenda.mark(uid);
+            }
         }
     }
 
@@ -123,11 +138,19 @@ impl Jobs {
             Input::ListJob(list) => self.observe_list(list, fx),
             Input::ListJobGone(uid) => self.lists.remove(&uid),
             Input::Pods(pods) => {
+                self.knows_pods = true;
+                self.mark_all_by_pods();
                 for (namespace, name) in self.pods.missing_from(&pods) {
                     self.remove_pod(&namespace, &name);
                 }
                 for pod in &pods {
                     self.observe_pod(pod);
+                }
+            }
+            Input::PodsUnwatched => {
+                self.knows_pods = false;
+                for (namespace, name) in self.pods.missing_from(&[]) {
+                    self.remove_pod(&namespace, &name);
                 }
             }
             Input::Pod(pod) => self.observe_pod(&pod),
@@ -153,6 +176,9 @@ impl Jobs {
         let parallelism = self.parallelism(&id);
         let Some(group) = self.slot_groups.get_mut(&id) else { return };
         let Some(job) = self.registry.running.get_mut(uid) else { return };
+        if job.selects_by_pods() && !self.knows_pods {
+            return;
+        }
         job.advance(group, parallelism == 0, fx);
         self.fill_slots(&id, parallelism, fx);
         if let Some(job) = self.registry.running.get_mut(uid) {

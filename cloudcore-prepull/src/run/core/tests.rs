@@ -35,6 +35,7 @@ fn core(inputs: mpsc::Sender<Input>) -> Core {
         metrics: Arc::default(),
         traces: None,
         inputs,
+        needs_pods: watch::Sender::default(),
         asked: mpsc::channel(1).1,
         known_since: Timestamp::UNIX_EPOCH,
         work: JoinSet::new(),

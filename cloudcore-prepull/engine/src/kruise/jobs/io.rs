@@ -34,6 +34,8 @@ pub enum Input {
     ListJobGone(JobUid),
     /// All pods that exist.
     Pods(Vec<Pod>),
+    /// Pods are not watched any more, since no job needs them: nothing is known of them until they're listed again.
+    PodsUnwatched,
     /// A pod is new or has changed.
     Pod(Pod),
     /// A pod does not exist any more.

@@ -58,6 +58,11 @@ impl PullJob {
         self.lifecycle.id()
     }
 
+    /// Whether the job selects its nodes by pods.
+    pub(super) fn selects_by_pods(&self) -> bool {
+        self.valid_run().is_some_and(Run::selects_by_pods)
+    }
+
     /// Whether the job is in the namespace of this secret, and names it.
     pub(super) fn names_secret(&self, secret: &SecretRef) -> bool {
         secret.namespace() == self.id().namespace

@@ -40,6 +40,10 @@ impl Run {
         }
     }
 
+    pub(super) fn selects_by_pods(&self) -> bool {
+        matches!(self.job.template.nodes, NodeChoice::Pods(_))
+    }
+
     /// Whether `pullSecrets` has this name.
     pub(super) fn names_secret(&self, name: &str) -> bool {
         self.job.template.secrets.iter().any(|known| known == name)

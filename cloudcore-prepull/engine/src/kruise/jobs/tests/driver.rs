@@ -37,8 +37,9 @@ pub(super) fn uid(name: &str) -> JobUid {
 }
 
 impl Driver {
+    /// With no node and no pod.
     pub(super) fn new() -> Self {
-        Self {
+        let mut driver = Self {
             jobs: Jobs::default(),
             now: Timestamp::from_second(1_800_000_000).unwrap(),
             api: BTreeMap::new(),
@@ -47,7 +48,9 @@ impl Driver {
             outcomes: Vec::new(),
             child_outcomes: Vec::new(),
             uids: 0,
-        }
+        };
+        driver.jobs.handle(Input::Pods(Vec::new()), driver.now);
+        driver
     }
 
     /// With these nodes, online.

@@ -214,6 +214,22 @@ fn the_nodes_of_a_job_follow_its_pods() {
 }
 
 #[test]
+fn a_job_waits_until_pods_are_known() {
+    let mut d = Driver::with(THREE);
+    d.pod("web-1", &[("app", "web")], Some("b"));
+    d.input(Input::PodsUnwatched);
+    d.job("job", spec(&json!({"podSelector": {"app": "web"}})));
+    assert!(d.take_asked().is_empty() && !d.has_finished("job") && d.jobs.needs_pods());
+    let labels = [("app".to_owned(), "web".to_owned())].into();
+    let pod = Pod { namespace: "team".to_owned(), name: "web-2".to_owned(), labels, node: Some("a".into()) };
+    d.input(Input::Pods(vec![pod]));
+    d.settle();
+    assert_eq!(d.take_asked(), ["a"]);
+    d.succeeds("job", &["a"]);
+    assert!(d.has_finished("job") && !d.jobs.needs_pods());
+}
+
+#[test]
 fn a_finished_node_of_an_always_job_stays_finished_unless_a_failure_succeeds() {
     let mut d = Driver::with(THREE);
     d.job("job", spec(&json!({"parallelism": 3})));
@@ -376,28 +392,13 @@ fn offline_nodes_count_as_failed_after_the_time_that_their_tries_could_take() {
 }
 
 #[test]
-fn after_a_restart_offline_nodes_have_their_grace_and_a_paused_job_does_not_end() {
-    let mut d = Driver::with(THREE);
-    d.job("job", spec(&json!({"pullPolicy": {"timeoutSeconds": 1, "backoffLimit": 0}})));
-    d.restart(THREE);
-    d.settle();
-    d.pass(60);
-    assert!(!d.has_finished("job"));
-    d.pass(1);
-    assert!(d.has_finished("job"));
-    d.job("paused", spec(&json!({"parallelism": 0, "pullPolicy": {"timeoutSeconds": 1, "backoffLimit": 0}})));
-    d.pass(10_000);
-    assert!(!d.has_finished("paused"));
-}
-
-#[test]
 fn failed_nodes_are_named_up_to_a_bound() {
     let names: Vec<String> = (0..FAILED_NODES + 2).map(|node| format!("n{node:05}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let mut d = Driver::with(&names);
     d.job("job", spec(&json!({"parallelism": 5000})));
     d.fails("job", &names[1..]);
-    d.settle();
+    d.pass(5);
     let status = d.status("job");
     assert_eq!(
         (status.failed, status.failed_nodes.len(), status.failed_nodes[0].as_str()),
@@ -410,6 +411,21 @@ fn failed_nodes_are_named_up_to_a_bound() {
         (status.failed, status.failed_nodes.len(), status.failed_nodes[0].as_str()),
         (1002, 1000, "n00000")
     );
+}
+
+#[test]
+fn after_a_restart_offline_nodes_have_their_grace_and_a_paused_job_does_not_end() {
+    let mut d = Driver::with(THREE);
+    d.job("job", spec(&json!({"pullPolicy": {"timeoutSeconds": 1, "backoffLimit": 0}})));
+    d.restart(THREE);
+    d.settle();
+    d.pass(60);
+    assert!(!d.has_finished("job"));
+    d.pass(1);
+    assert!(d.has_finished("job"));
+    d.job("paused", spec(&json!({"parallelism": 0, "pullPolicy": {"timeoutSeconds": 1, "backoffLimit": 0}})));
+    d.pass(10_000);
+    assert!(!d.has_finished("paused"));
 }
 
 #[test]

@@ -60,7 +60,7 @@ pub(super) fn group(job: &ImagePullJob) -> JobUid {
 
 impl World {
     pub(super) fn new(rng: Rng, trace: bool) -> Self {
-        Self {
+        let mut world = Self {
             rng,
             jobs: Jobs::default(),
             now: Timestamp::from_second(1_800_000_000).unwrap(),
@@ -76,7 +76,9 @@ impl World {
             expected_lists: BTreeMap::new(),
             made: 0,
             trace,
-        }
+        };
+        world.input(Input::Pods(Vec::new()));
+        world
     }
 
     pub(super) fn input(&mut self, input: Input) {
