@@ -1,16 +1,18 @@
 //! The writer of Kruise's objects. When to write, and what, the engine decides; nothing is retried here.
 //!
 //! A write of a NodeImage names the version that it replaces, because people edit NodeImages by hand and none of their
-//! edits may be lost. Nobody else writes the statuses of jobs and the jobs of a list: their writes name the UID only.
+//! edits may be lost. A write of a job's status names it as well: one whose answer did not come may still be made, after
+//! the final status has been written. Only the specs of a list's jobs are written over any version.
 
+use std::collections::HashMap;
 use std::fmt::Debug;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::api::Api;
 use kube::{Client, Error, Resource, ResourceExt};
 use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob, ImagePullJobSpec, NodeImage, NodeImageSpec};
-use prepull_api::task::NodeName;
+use prepull_api::task::{JobUid, NodeName};
 use prepull_engine::kruise::jobs::{JobWrite, WriteTarget};
 use prepull_engine::kruise::node_images::{CompactNodeImage, SharedParts, Write, Written};
 use prepull_engine::shared::objects::ObjectId;
@@ -27,6 +29,26 @@ use crate::kube_api::refusal::FailureLog;
 /// Writes under way. More would wait in the API server, which has its own bounds (400 in all by default).
 const WRITES: usize = 64;
 
+/// The versions of jobs after their last write, which spare a read before the next one.
+#[derive(Debug, Default)]
+struct Versions(HashMap<JobUid, String>);
+
+impl Versions {
+    /// More jobs than run at a time. Those that were deleted while they ran would be kept for ever otherwise.
+    const MOST: usize = 4096;
+
+    fn take(&mut self, job: &JobUid) -> Option<String> {
+        self.0.remove(job)
+    }
+
+    fn put(&mut self, job: &JobUid, version: String) {
+        if self.0.len() >= Self::MOST {
+            self.0.clear();
+        }
+        self.0.insert(job.clone(), version);
+    }
+}
+
 /// Writes NodeImages, ImagePullJobs and ImageListPullJobs. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Writer {
@@ -36,13 +58,19 @@ pub(crate) struct Writer {
     permits: Arc<Semaphore>,
     /// What the answers have in common.
     parts: Arc<Mutex<SharedParts>>,
+    versions: Arc<Mutex<Versions>>,
 }
 
 impl Writer {
     /// Writes with the rights of this client.
     pub(crate) fn new(client: Client) -> Self {
-        let permits = Arc::new(Semaphore::new(WRITES));
-        Self { client, log: Arc::default(), permits, parts: Arc::default() }
+        Self {
+            client,
+            log: Arc::default(),
+            permits: Arc::new(Semaphore::new(WRITES)),
+            parts: Arc::default(),
+            versions: Arc::default(),
+        }
     }
 
     /// Writes a NodeImage.
@@ -126,16 +154,17 @@ impl Writer {
     async fn try_job(&self, write: JobWrite) -> Result<WriteOutcome, Error> {
         match write {
             JobWrite::PullJobStatus(id, status) => {
-                let values = [("/status", json!(status))];
-                replace(&self.namespaced::<ImagePullJob>(&id), &id, Endpoint::Status, values).await
+                let has_ended = status.completion_time.is_some();
+                self.write_status(&self.namespaced::<ImagePullJob>(&id), &id, json!(status), has_ended).await
             }
             JobWrite::ListJobStatus(id, status) => {
-                let values = [("/status", json!(status))];
-                replace(&self.namespaced::<ImageListPullJob>(&id), &id, Endpoint::Status, values).await
+                let has_ended = status.completion_time.is_some();
+                let api = self.namespaced::<ImageListPullJob>(&id);
+                self.write_status(&api, &id, json!(status), has_ended).await
             }
             JobWrite::UpdateChild { list: _, child: id, spec } => {
                 let values = [("/spec", json!(spec))];
-                replace(&self.namespaced::<ImagePullJob>(&id), &id, Endpoint::Object, values).await
+                replace_spec(&self.namespaced::<ImagePullJob>(&id), &id, values).await
             }
             JobWrite::DeletePullJob(id) | JobWrite::DeleteChild { child: id, .. } => {
                 let api = self.namespaced::<ImagePullJob>(&id);
@@ -147,6 +176,53 @@ impl Writer {
             }
             JobWrite::CreateChild { list, name, spec } => self.create_child(&list, &name, *spec).await,
         }
+    }
+
+    /// Replaces the status of a job in the version that it has. A write that comes too late fails on that version.
+    async fn write_status<K>(
+        &self,
+        api: &Api<K>,
+        id: &ObjectId,
+        status: Value,
+        has_ended: bool,
+    ) -> Result<WriteOutcome, Error>
+    where
+        K: Resource + Clone + DeserializeOwned + Debug,
+    {
+        // Until the outcome is known, so is no version.
+        let known = self.versions().take(&id.uid);
+        for known in [known, None] {
+            let is_read = known.is_none();
+            let version = match known {
+                Some(version) => version,
+                None => match object_write::read_metadata(api, &id.name, &id.uid.0).await? {
+                    Some(found) => found.resource_version().unwrap_or_default(),
+                    None => return Ok(WriteOutcome::Gone),
+                },
+            };
+            let target = Target { name: &id.name, uid: &id.uid.0, version: Some(&version) };
+            let values = [("/status", status.clone())];
+            match object_write::patch(api, target, Endpoint::Status, values).await {
+                Ok(written) => {
+                    // Of most jobs nothing is written any more once they have ended.
+                    if let Some(version) = written.resource_version().filter(|_| !has_ended) {
+                        self.versions().put(&id.uid, version);
+                    }
+                    return Ok(WriteOutcome::Done);
+                }
+                Err(error) => match Failure::of(&error) {
+                    Failure::NotFound => return Ok(WriteOutcome::Gone),
+                    // Another version, unless the definition does not accept what was written.
+                    Failure::Invalid | Failure::Conflict if !is_read => {}
+                    _ => return Err(error),
+                },
+            }
+        }
+        Ok(WriteOutcome::Failed)
+    }
+
+    fn versions(&self) -> MutexGuard<'_, Versions> {
+        self.versions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn create_child(
@@ -181,18 +257,17 @@ impl Writer {
     }
 }
 
-/// Replaces values of an object that nobody else writes, whatever its version.
-async fn replace<K>(
+/// Replaces the spec of a list's job, whatever its version: only this program writes it.
+async fn replace_spec<K>(
     api: &Api<K>,
     id: &ObjectId,
-    endpoint: Endpoint,
     values: [(&'static str, Value); 1],
 ) -> Result<WriteOutcome, Error>
 where
     K: Resource + Clone + DeserializeOwned + Debug,
 {
     let target = Target { name: &id.name, uid: &id.uid.0, version: None };
-    let Err(error) = object_write::patch(api, target, endpoint, values).await else {
+    let Err(error) = object_write::patch(api, target, Endpoint::Object, values).await else {
         return Ok(WriteOutcome::Done);
     };
     match Failure::of(&error) {
@@ -235,8 +310,6 @@ fn owner_reference(list: &ObjectId) -> OwnerReference {
 
 #[cfg(test)]
 mod tests {
-    use prepull_api::task::JobUid;
-
     use super::*;
 
     #[test]
