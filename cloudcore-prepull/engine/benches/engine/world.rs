@@ -156,9 +156,10 @@ impl World {
             "apiVersion": "operations.kubeedge.io/v1alpha2",
             "kind": "ImagePrePullJob",
             "metadata": {"name": job, "uid": job, "generation": 1, "creationTimestamp": self.now.to_string()},
-            "spec": {"imagePrePullTemplate": {
-                "images": ["registry.example/shop/web:v1"], "nodeNames": [node], "pin": true,
-            }},
+            "spec": {
+                "pin": true,
+                "imagePrePullTemplate": {"images": ["registry.example/shop/web:v1"], "nodeNames": [node]},
+            },
         });
         self.jobs.insert(job.to_owned(), object);
         self.job_changed(job);
