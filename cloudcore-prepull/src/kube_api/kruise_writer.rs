@@ -310,7 +310,88 @@ fn owner_reference(list: &ObjectId) -> OwnerReference {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
+    use http_body_util::BodyExt;
+    use hyper::{Method, Request, Response};
+    use kube::client::Body;
+    use prepull_api::crd::kruise::ImagePullJobStatus;
+
     use super::*;
+
+    /// An API server with one job. It does not answer the first patch, and may still apply it.
+    #[derive(Debug, Default)]
+    struct Server {
+        version: u64,
+        status: Value,
+        late: Option<Value>,
+    }
+
+    impl Server {
+        fn apply(&mut self, patch: &Value) -> bool {
+            let value = |path: &str| {
+                let operation = patch.as_array().unwrap().iter().find(|operation| operation["path"] == path);
+                operation.map(|operation| operation["value"].clone())
+            };
+            let fits =
+                value("/metadata/resourceVersion").is_none_or(|version| version == self.version.to_string());
+            if fits {
+                (self.version, self.status) = (self.version + 1, value("/status").unwrap());
+            }
+            fits
+        }
+
+        fn answer(&mut self, method: &Method, body: &[u8]) -> (u16, Value) {
+            if method == Method::PATCH {
+                let patch: Value = serde_json::from_slice(body).unwrap();
+                if self.late.is_none() {
+                    self.late = Some(patch);
+                    return (500, json!({"kind": "Status", "code": 500}));
+                }
+                if !self.apply(&patch) {
+                    return (422, json!({"kind": "Status", "code": 422}));
+                }
+            }
+            let metadata = json!({
+                "name": "job", "namespace": "shop", "uid": "uid", "resourceVersion": self.version.to_string(),
+            });
+            let object = json!({
+                "apiVersion": "apps.kruise.io/v1alpha1", "kind": "ImagePullJob", "metadata": metadata,
+                "spec": {"image": "nginx"}, "status": self.status,
+            });
+            (200, object)
+        }
+    }
+
+    #[tokio::test]
+    async fn a_late_write_of_a_status_fails() {
+        let server = Arc::new(Mutex::new(Server { status: json!({}), ..Server::default() }));
+        let at_server = Arc::clone(&server);
+        let serve = move |request: Request<Body>| {
+            let server = Arc::clone(&at_server);
+            async move {
+                let (head, body) = request.into_parts();
+                let body = body.collect().await.unwrap().to_bytes();
+                let (code, answer) = server.lock().unwrap().answer(&head.method, &body);
+                let body = Body::from(answer.to_string().into_bytes());
+                Ok::<_, Infallible>(Response::builder().status(code).body(body).unwrap())
+            }
+        };
+        let writer = Writer::new(Client::new(tower::service_fn(serve), "default"));
+        let id =
+            ObjectId { namespace: "shop".to_owned(), name: "job".to_owned(), uid: JobUid("uid".to_owned()) };
+        let write = |message: &str| {
+            let status = ImagePullJobStatus { message: message.to_owned(), ..ImagePullJobStatus::default() };
+            writer.write_job(JobWrite::PullJobStatus(id.clone(), Box::new(status)))
+        };
+        assert_eq!(write("late").await, WriteOutcome::Failed);
+        assert_eq!(write("last but one").await, WriteOutcome::Done);
+        assert_eq!(write("last").await, WriteOutcome::Done);
+        let mut server = server.lock().unwrap();
+        let late = server.late.clone().unwrap();
+        assert!(!server.apply(&late));
+        assert_eq!(server.status["message"], "last");
+    }
 
     #[test]
     fn a_child_of_a_deleted_list_of_the_same_name_leaves_and_any_other_namesake_stays() {
