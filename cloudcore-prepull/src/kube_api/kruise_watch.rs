@@ -102,10 +102,6 @@ pub(crate) async fn pods(
     }
 }
 
-fn all() -> watcher::Config {
-    watcher::Config::default()
-}
-
 /// The part of a Pod that is read.
 #[derive(Resource, Clone, Debug, Serialize, Deserialize)]
 #[resource(inherit = core::Pod)]

@@ -220,10 +220,7 @@ impl<P: Puller> ImagePulls<P> {
         match image.policy {
             // To look at what is there takes no link.
             PullPolicy::Never => {}
-            PullPolicy::Other => {
-                let message = format!("its pull policy is {NOT_KNOWN}");
-                return Err(PullError::new(ErrorClass::Permanent, message).with_code(FailureCode::Internal));
-            }
+            PullPolicy::Other => return Err(unknown_policy()),
             PullPolicy::IfNotPresent => {
                 let is_open = context.control.borrow().terms.state(self.clock.wall()).is_open;
                 if !is_open && let Some(present) = self.puller.look_up(&image.reference).await? {
@@ -374,6 +371,11 @@ fn just_pulled(pulled: Pulled) -> ImageResult {
         unshared_reason: why_not_shared,
         ..result
     }
+}
+
+fn unknown_policy() -> PullError {
+    let message = format!("its pull policy is {NOT_KNOWN}");
+    PullError::new(ErrorClass::Permanent, message).with_code(FailureCode::Internal)
 }
 
 fn already_present(present: Present) -> ImageResult {
