@@ -261,9 +261,9 @@ async fn a_node_renews_at_a_bounded_rate() {
             Ok(()) => renewed += 1,
             Err(error) => break error.to_string(),
         }
-        assert!(renewed < 10, "{renewed} renewals within a moment");
+        assert!(renewed < 40, "{renewed} renewals within a moment");
     };
-    assert_eq!(renewed, 4, "the join was the first of five certificates");
+    assert_eq!(renewed, 19, "the join was the first of twenty certificates");
     assert!(refusal.contains("(HTTP 429)") && refusal.contains("node edge-1 got several"), "{refusal}");
     // What one node has used up is no other node's.
     let other = Agent::join(&cloud, "edge-2").await;
