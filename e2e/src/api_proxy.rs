@@ -138,7 +138,7 @@ impl ApiProxy {
     }
 
     /// Lets nothing more through on the connections that are open now, and doesn't close them either: as a load balancer
-    /// in front of several API servers, of which one has lost its power. New connections lead to another one.
+    /// in front of several API servers when one of them has lost its power. New connections lead to another one.
     pub fn silence_connections(&self) {
         self.shared.silenced.send_modify(|count| *count += 1);
     }

@@ -193,7 +193,7 @@ impl Engine {
         self.prepull.phases()
     }
 
-    /// Whether pods are to be watched, for a job that selects its nodes by them.
+    /// Whether the shell has to watch pods, for a job that selects its nodes by them.
     pub fn needs_pods(&self) -> bool {
         self.kruise.as_ref().is_some_and(Kruise::needs_pods)
     }

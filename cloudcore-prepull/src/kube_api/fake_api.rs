@@ -1,4 +1,4 @@
-//! An API server for unit tests, which answers as it is told.
+//! An API server for unit tests, which answers what the test says.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};

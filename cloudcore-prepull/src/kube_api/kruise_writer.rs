@@ -257,7 +257,7 @@ impl Writer {
     }
 }
 
-/// Replaces the spec of a list's job, whatever its version: only this program writes it.
+/// Replaces the spec of a list's job, at any version: only this program writes it.
 async fn replace_spec<K>(
     api: &Api<K>,
     id: &ObjectId,

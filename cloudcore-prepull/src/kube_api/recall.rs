@@ -24,11 +24,11 @@ use crate::kube_api::refusal::explain;
 use crate::kube_api::status_writer::report_name;
 use crate::kube_api::stored_job::StoredJob;
 
-/// Requests at the same time: a leader that starts may read thousands of objects, some of which have a megabyte.
+/// Requests at the same time: a leader that starts may read thousands of objects, and some have a megabyte.
 const AT_ONCE: usize = 32;
 /// Reports that are asked for together, once those that a job is sure to have are read.
 const BATCH: u32 = 16;
-/// Reports without a gap in their indexes are all that there are if they hold all nodes. Where some don't, so many missing
+/// Reports without a gap in their indexes are all that there are if they hold all nodes. Where some don't, this many missing
 /// ones in a row are the end: gaps are made by people who delete reports.
 const END: u32 = 8;
 

@@ -73,7 +73,7 @@ impl Writer {
         Self { client, refused: Refused::new(events) }
     }
 
-    /// Writes an object. If it has another version than `replaces`, because somebody edited the spec or the answer to the
+    /// Writes an object. If it has another version than `replaces`, because the spec was edited or the answer to the
     /// last write was lost, that version is read, and the write made once more.
     pub(crate) async fn write(
         &self,

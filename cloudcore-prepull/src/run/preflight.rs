@@ -30,7 +30,7 @@ const PERIOD: Duration = Duration::from_secs(2);
 /// The longest time between two checks of a standby. A rollout waits for it, but no edge does, and a standby may lack
 /// something for days while its leader works.
 const LONGEST_PERIOD: Duration = Duration::from_secs(30);
-/// The time between two looks of a leader at the definitions. What an older one drops meanwhile is lost.
+/// The time between two looks of a leader at the definitions. What an older one drops until then is lost.
 const DEFINITIONS_PERIOD: Duration = Duration::from_secs(15);
 /// The limit for listing one object, which takes milliseconds; an API server that restarts may never answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);

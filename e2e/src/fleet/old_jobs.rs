@@ -33,7 +33,7 @@ use crate::sim::PullTime;
 const RUNNING: usize = 20;
 /// Old jobs that had all nodes of a large fleet.
 const LARGE: usize = 10;
-/// Reports of each of those, with so many nodes each.
+/// Reports of each of those, and the nodes in each.
 const REPORTS: (u32, usize) = (40, 250);
 /// Requests at a time.
 const AT_A_TIME: usize = 16;

@@ -23,7 +23,7 @@ const NODES: usize = 100_000;
 const BAR_TIME: Duration = Duration::from_secs(30);
 /// and so many MiB, the made-up cluster's own included.
 const BAR_MEMORY: f64 = 2560.0;
-/// Twenty ImagePullJobs over [`KRUISE_NODES`], and the start of another leader after them, may take so many MiB,
+/// Twenty ImagePullJobs over [`KRUISE_NODES`], and the start of another leader after them, may take this many MiB,
 /// without what the made-up API server keeps.
 const BAR_KRUISE: f64 = 512.0;
 /// The fleet of that bar.

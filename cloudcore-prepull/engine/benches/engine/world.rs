@@ -150,7 +150,7 @@ impl World {
         self.job_changed(job);
     }
 
-    /// Somebody makes an ImagePrePullJob over one node, whose image stays pinned.
+    /// Makes an ImagePrePullJob over one node, whose image stays pinned.
     pub(crate) fn make_pinned_job(&mut self, job: &str, node: &NodeName) {
         let object = json!({
             "apiVersion": "operations.kubeedge.io/v1alpha2",

@@ -1,7 +1,7 @@
 //! Whose program is at the other end of a connection on the loopback address.
 //!
 //! The program that opens the browser has the page's address among its arguments, which every user of the machine may read.
-//! So on Linux the address alone lets nobody in: the kernel's tables of sockets name the user of each.
+//! So on Linux the address alone is not enough: the kernel's tables of sockets name the user of each.
 
 use std::fs;
 use std::io;

@@ -22,7 +22,7 @@ const MAX_DELAY: Duration = Duration::from_secs(600);
 /// How often one node counts as sent away, per second: once in the shortest delay. One that comes back too early, again
 /// and again, delays no other.
 const COUNTED_PER_SECOND: f64 = 0.5;
-/// The most nodes that are told apart: more than have a return of their own below [`MAX_DELAY`]. Further ones don't count.
+/// The most nodes that we tell apart: more than have a return of their own below [`MAX_DELAY`]. Further ones don't count.
 const MAX_NODES: usize = 65_536;
 
 /// Why an edge is sent away.

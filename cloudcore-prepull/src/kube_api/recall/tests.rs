@@ -58,7 +58,7 @@ async fn reports_are_read_by_name_up_to_the_last() {
         // Nodes have joined since the status was written, or the reports are short, as those of many images.
         (250, whole(0..30, 250), indexes(0..30), 36),
         (100, whole(0..50, 2), indexes(0..50), 68),
-        // Nothing is written yet, or somebody has deleted some.
+        // Nothing is written yet, or some were deleted.
         (250, vec![], vec![], 20),
         (750, vec![(0, Ok(250)), (7, Ok(250))], vec![0, 7], 37),
         // One that cannot be read is lost, and no end.

@@ -159,7 +159,7 @@ impl CompactNodeImage {
 
     /// Whether this is an earlier version than `other`, or an object of the same name that was deleted before it: versions
     /// count over the whole store. They are numbers that rise (KEP-5504, and etcd's revisions before it); if they are not,
-    /// whatever comes last counts.
+    /// the last one counts.
     pub(super) fn is_older_than(&self, other: &Self) -> bool {
         matches!((self.version.parse::<u64>(), other.version.parse::<u64>()), (Ok(this), Ok(other)) if this < other)
     }
@@ -175,7 +175,7 @@ impl CompactNodeImage {
         tags.iter().find(|tag| *tag.name == key.tag).map(|tag| (&**terms, tag))
     }
 
-    /// The status of a tag, of whatever version.
+    /// The status of a tag, of any version.
     pub(super) fn status_of(&self, image: &str, tag: &str) -> Option<&TagStatus> {
         let ((), tags) = self.status.as_ref()?.images.get(image)?;
         tags.iter().find(|found| *found.name == *tag)

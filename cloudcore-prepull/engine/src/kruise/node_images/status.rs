@@ -77,7 +77,7 @@ pub(super) fn ended_at(status: &NodeImageStatus, image: &str, tag: &str, version
     found.completion_time.as_ref().map(|time| time.0)
 }
 
-/// The status of a tag, of whatever version.
+/// The status of a tag, of any version.
 pub(super) fn find<'a>(status: &'a NodeImageStatus, image: &str, tag: &str) -> Option<&'a ImageTagStatus> {
     status.image_statuses.get(image)?.tags.iter().find(|found| found.tag == tag)
 }

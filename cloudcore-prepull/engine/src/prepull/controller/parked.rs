@@ -1,5 +1,5 @@
 //! Parked jobs: they have begun, and their records are in the reports but not in memory. Most have been over for long: jobs
-//! pile up in a cluster unless somebody deletes them. A job that an earlier run of cloudcore has begun is parked too while
+//! pile up in a cluster unless they are deleted. A job that an earlier run of cloudcore has begun is parked too while
 //! it is being read.
 
 use std::time::Duration;

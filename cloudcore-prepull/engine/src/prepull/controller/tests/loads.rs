@@ -73,7 +73,7 @@ fn a_write_replaces_the_version_that_was_stored_last() {
     let mut wanted = object(job(json!({"nodeNames": ["n0"]}), 1, None));
     wanted.as_mut().unwrap().metadata.resource_version = Some("5".to_owned());
     controller.handle(Input::Job(wanted), now);
-    // Whatever is due is written, one version after the other.
+    // What is due is written, one version after the other.
     let mut stored = 5;
     let mut replaced = Vec::new();
     for second in 0..6 {
