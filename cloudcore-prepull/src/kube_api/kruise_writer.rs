@@ -112,7 +112,7 @@ impl Writer {
             }
         };
         let error = match written {
-            Ok(object) => return Ok(Written::Done(object.map(|object| self.compact(object)))),
+            Ok(object) => return Ok(Written::Done(object.map(|object| Box::new(self.compact(object))))),
             Err(error) => error,
         };
         match Failure::of(&error) {
@@ -121,13 +121,13 @@ impl Writer {
             Failure::Invalid => warn!(node = name, %error, "the API server refused the NodeImage"),
             Failure::NotFound | Failure::Conflict => {}
         }
-        Ok(Written::Refused(api.get_opt(name).await?.map(|object| self.compact(object))))
+        Ok(Written::Refused(api.get_opt(name).await?.map(|object| Box::new(self.compact(object)))))
     }
 
     /// Thousands of answers may wait for the engine: each is made as small as the engine keeps it.
-    fn compact(&self, object: NodeImage) -> Box<CompactNodeImage> {
+    fn compact(&self, object: NodeImage) -> CompactNodeImage {
         let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
-        Box::new(CompactNodeImage::new(object, &mut parts))
+        CompactNodeImage::new(object, &mut parts)
     }
 
     /// Writes a job, or a child of a list.
@@ -333,8 +333,8 @@ mod tests {
                 let operation = patch.as_array().unwrap().iter().find(|operation| operation["path"] == path);
                 operation.map(|operation| operation["value"].clone())
             };
-            let fits =
-                value("/metadata/resourceVersion").is_none_or(|version| version == self.version.to_string());
+            let stored = self.version.to_string();
+            let fits = value("/metadata/resourceVersion").is_none_or(|version| version == *stored);
             if fits {
                 (self.version, self.status) = (self.version + 1, value("/status").unwrap());
             }
