@@ -75,18 +75,26 @@ async fn a_definition_that_is_missing_at_the_start_is_named() -> Result<()> {
     starts_after_the_repair(&cluster, &says, DEFINITION).await
 }
 
-/// Serves jobs under the definition of a release that knows no windows and no signatures.
-async fn serve_older_definition(cluster: &Cluster) -> Result<()> {
+/// Patches the schema of jobs, in the version that is stored: the operation, the path below the properties of the root, and
+/// the value.
+async fn patch_schema(cluster: &Cluster, changes: &[(&str, &str, serde_json::Value)]) -> Result<()> {
     let crd = cluster.kubectl(&["get", "crd", JOBS, "-o", "json"]).await?;
     let crd: serde_json::Value = serde_json::from_str(&crd)?;
     let versions = crd["spec"]["versions"].as_array().context("no versions")?;
     let at = versions.iter().position(|version| version["storage"] == true).context("none is stored")?;
-    let remove = |field: &str| {
-        let spec = format!("/spec/versions/{at}/schema/openAPIV3Schema/properties/spec/properties");
-        json!({"op": "remove", "path": format!("{spec}/{field}")})
-    };
-    let patch = json!([remove("windows"), remove("verify")]).to_string();
+    let root = format!("/spec/versions/{at}/schema/openAPIV3Schema/properties");
+    let patch: Vec<_> = changes
+        .iter()
+        .map(|(op, path, value)| json!({"op": op, "path": format!("{root}/{path}"), "value": value}))
+        .collect();
+    let patch = json!(patch).to_string();
     cluster.kubectl(&["patch", "crd", JOBS, "--type=json", "-p", &patch]).await.map(drop)
+}
+
+/// Serves jobs under the definition of a release that knows no windows and no signatures.
+async fn serve_older_definition(cluster: &Cluster) -> Result<()> {
+    let remove = |path| ("remove", path, json!(null));
+    patch_schema(cluster, &[remove("spec/properties/windows"), remove("spec/properties/verify")]).await
 }
 
 #[tokio::test]
@@ -123,22 +131,15 @@ async fn a_status_that_is_refused_is_explained() -> Result<()> {
     let cluster = Cluster::own().await?;
     let cloud = Cloud::start(&cluster).await?;
     let fleet = Fleet::start(&cluster, &cloud, 1).await?;
-    let crd = cluster.kubectl(&["get", "crd", JOBS, "-o", "json"]).await?;
-    let crd: serde_json::Value = serde_json::from_str(&crd)?;
-    let versions = crd["spec"]["versions"].as_array().context("no versions")?;
-    let at = versions.iter().position(|version| version["storage"] == true).context("none is stored")?;
-    let sum = format!("/spec/versions/{at}/schema/openAPIV3Schema/properties/status/properties/summary");
-    let bound = |op: &str| {
-        json!([{"op": op, "path": format!("{sum}/properties/desired/maximum"), "value": 0}]).to_string()
-    };
-    cluster.kubectl(&["patch", "crd", JOBS, "--type=json", "-p", &bound("add")]).await?;
+    let most = "status/properties/summary/properties/desired/maximum";
+    patch_schema(&cluster, &[("add", most, json!(0))]).await?;
     let job = cluster.job("refused").images(["harbor.example/a:v1"]).on(fleet.names()).apply().await?;
     let (_, note) = job.event("NotWritten").await?;
     ensure!(
         note.contains("status.summary.desired") && note.contains("kubectl apply -f manifests/crds"),
         "{note}"
     );
-    cluster.kubectl(&["patch", "crd", JOBS, "--type=json", "-p", &bound("remove")]).await?;
+    patch_schema(&cluster, &[("remove", most, json!(null))]).await?;
     job.completes().await?;
     fleet.all_acknowledged().await
 }
