@@ -41,6 +41,7 @@ pub mod shared {
     #[cfg(test)]
     pub(crate) mod rng;
     pub mod session;
+    pub mod shelf;
     pub(crate) mod slots;
     pub(crate) mod writes;
 }

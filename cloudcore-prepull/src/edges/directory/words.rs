@@ -1,10 +1,10 @@
 //! The words of edges, each kept once: a fleet has a handful of versions, runtimes and mount points.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use prepull_api::text::to_plain_line;
 use prepull_api::wire::Filesystem;
+use prepull_engine::shared::shelf::Shelf;
 
 use super::{Disk, State};
 
@@ -14,28 +14,20 @@ const MAX_WORD: usize = 128;
 const MIN_SWEEP: usize = 64;
 
 /// The words that are in use.
-#[derive(Debug, Default)]
-pub(super) struct Words {
-    words: HashSet<Arc<str>>,
-    /// With this many words, those that no edge uses any more are dropped.
-    sweep_at: usize,
+#[derive(Debug)]
+pub(super) struct Words(Shelf<str>);
+
+impl Default for Words {
+    fn default() -> Self {
+        Self(Shelf::new(MIN_SWEEP))
+    }
 }
 
 impl Words {
     /// The text as one plain line of bounded length.
     pub(super) fn keep(&mut self, text: &str) -> Arc<str> {
         let line = to_plain_line(text, MAX_WORD);
-        if let Some(word) = self.words.get(line.as_str()) {
-            return Arc::clone(word);
-        }
-        if self.words.len() >= self.sweep_at {
-            self.words.retain(|word| Arc::strong_count(word) > 1);
-            self.sweep_at = (2 * self.words.len()).max(MIN_SWEEP);
-            self.words.shrink_to(self.sweep_at);
-        }
-        let word: Arc<str> = line.into();
-        self.words.insert(Arc::clone(&word));
-        word
+        self.0.share(&line, || line.as_str().into())
     }
 
     pub(super) fn keep_state(&mut self, runtime: Option<&str>, disk: Option<&Filesystem>) -> State {
@@ -62,7 +54,7 @@ mod tests {
             // An edge that says something else each time.
             words.keep(&n.to_string());
         }
-        assert!(words.words.len() <= MIN_SWEEP, "{}", words.words.len());
+        assert!(words.0.len() <= MIN_SWEEP, "{}", words.0.len());
         assert!(Arc::ptr_eq(&first, &words.keep("containerd 1.7.24")));
     }
 

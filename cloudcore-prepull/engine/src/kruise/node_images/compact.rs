@@ -188,12 +188,7 @@ impl CompactNodeImage {
 
     /// The spec as the API server has it.
     pub(super) fn spec(&self) -> NodeImageSpec {
-        let image = |terms: &ImageTerms, tags: &[Tag]| ImageSpec {
-            pull_secrets: terms.pull_secrets.clone(),
-            tags: tags.iter().map(Tag::restore).collect(),
-            sandbox_config: terms.sandbox_config.clone(),
-        };
-        let images = self.images().map(|(name, terms, tags)| (name.to_string(), image(terms, tags)));
+        let images = self.images().map(|(name, terms, tags)| (name.to_string(), Self::image(terms, tags)));
         NodeImageSpec { images: images.collect() }
     }
 

@@ -1,7 +1,7 @@
 //! Parts that many NodeImages have in common, each kept once. The nodes of a fleet are asked for the same images by the
 //! same jobs: without this, ten thousand of them would keep ten thousand copies of each name and each owner.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
@@ -10,6 +10,10 @@ use prepull_api::crd::kruise::{ImageTagPullPolicy, SandboxConfig, SecretObject};
 use prepull_api::task::JobUid;
 
 use crate::kruise::TagKey;
+use crate::shared::shelf::Shelf;
+
+/// A shelf is not swept before it has this many values.
+const FIRST_SWEEP: usize = 1024;
 
 /// Labels of a NodeImage.
 pub(super) type Labels = BTreeMap<String, String>;
@@ -53,41 +57,8 @@ impl Hash for TagTerms {
     }
 }
 
-/// Values of one type, each once.
-#[derive(Debug)]
-struct Shelf<T: ?Sized> {
-    values: HashSet<Arc<T>>,
-    /// At this number of values, those that are used no more are removed.
-    sweep_at: usize,
-}
-
-/// A shelf is not swept before it has this many values.
-const FIRST_SWEEP: usize = 1024;
-
-impl<T: ?Sized> Default for Shelf<T> {
-    fn default() -> Self {
-        Self { values: HashSet::new(), sweep_at: FIRST_SWEEP }
-    }
-}
-
-impl<T: Hash + Eq + ?Sized> Shelf<T> {
-    fn share(&mut self, value: &T, make: impl FnOnce() -> Arc<T>) -> Arc<T> {
-        if let Some(known) = self.values.get(value) {
-            return known.clone();
-        }
-        if self.values.len() >= self.sweep_at {
-            self.values.retain(|value| Arc::strong_count(value) > 1);
-            self.values.shrink_to_fit();
-            self.sweep_at = FIRST_SWEEP.max(2 * self.values.len());
-        }
-        let new = make();
-        self.values.insert(new.clone());
-        new
-    }
-}
-
 /// The parts that are kept once. What nothing uses any more is removed from time to time.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct SharedParts {
     texts: Shelf<str>,
     jobs: Shelf<JobUid>,
@@ -95,6 +66,19 @@ pub struct SharedParts {
     labels: Shelf<Labels>,
     image_terms: Shelf<ImageTerms>,
     tag_terms: Shelf<TagTerms>,
+}
+
+impl Default for SharedParts {
+    fn default() -> Self {
+        Self {
+            texts: Shelf::new(FIRST_SWEEP),
+            jobs: Shelf::new(FIRST_SWEEP),
+            keys: Shelf::new(FIRST_SWEEP),
+            labels: Shelf::new(FIRST_SWEEP),
+            image_terms: Shelf::new(FIRST_SWEEP),
+            tag_terms: Shelf::new(FIRST_SWEEP),
+        }
+    }
 }
 
 impl SharedParts {
@@ -134,7 +118,7 @@ mod tests {
         for number in 0..3 * FIRST_SWEEP {
             parts.text(&number.to_string());
         }
-        assert!(parts.texts.values.len() <= FIRST_SWEEP);
+        assert!(parts.texts.len() <= FIRST_SWEEP);
         assert!(Arc::ptr_eq(&used, &parts.text("used")));
     }
 }
