@@ -37,7 +37,7 @@ mod kube_api {
     pub(crate) mod events;
     #[cfg(test)]
     #[allow(clippy::unwrap_used)]
-    mod fake_api;
+    pub(crate) mod fake_api;
     pub(crate) mod field_manager;
     mod guarded;
     pub(crate) mod kruise_owner;

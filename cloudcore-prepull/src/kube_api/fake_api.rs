@@ -9,10 +9,10 @@ use kube::client::Body;
 use serde_json::{Value, json};
 
 /// Methods and targets of the requests so far.
-pub(super) type Requests = Arc<Mutex<Vec<String>>>;
+pub(crate) type Requests = Arc<Mutex<Vec<String>>>;
 
 /// A client whose requests get these answers, each by its method and its target. An answer with a `code` has that status.
-pub(super) fn answering(answer: impl Fn(&str) -> Value + Send + Sync + 'static) -> (Client, Requests) {
+pub(crate) fn answering(answer: impl Fn(&str) -> Value + Send + Sync + 'static) -> (Client, Requests) {
     let requests = Requests::default();
     let (seen, answer) = (Arc::clone(&requests), Arc::new(answer));
     let serve = move |request: Request<Body>| {

@@ -153,36 +153,28 @@ async fn find_problems(client: &Client, namespace: &str) -> Vec<Problem> {
     problems
 }
 
-/// Whether somebody else serves our kind. What cannot be found out now is found out at the next check.
+/// Whether KubeEdge serves our kind.
 async fn find_kubeedge(client: &Client) -> Option<Problem> {
-    match tokio::time::timeout(ANSWER_LIMIT, kubeedge::find_obstacle(client)).await {
-        Ok(Ok(obstacle)) => obstacle.map(|text| Problem { text, lasts: true }),
-        Ok(Err(error)) => {
-            let text =
-                format!("it cannot be found out whether KubeEdge serves jobs: {}", with_causes(&error));
-            Some(Problem { text, lasts: false })
-        }
-        Err(_) => {
-            let text = format!("whether KubeEdge serves jobs: no answer within {ANSWER_LIMIT:?}");
-            Some(Problem { text, lasts: false })
-        }
-    }
+    let unknown = "it cannot be found out whether KubeEdge serves jobs";
+    find_obstacle(unknown, kubeedge::find_obstacle(client)).await
 }
 
-/// Whether a definition lacks what this program writes or reads. What cannot be found out now is found out at the next
-/// check.
+/// Whether a definition lacks what this program writes or reads.
 async fn find_older_definitions(client: &Client) -> Option<Problem> {
-    match tokio::time::timeout(ANSWER_LIMIT, definitions::find_obstacle(client)).await {
-        Ok(Ok(obstacle)) => obstacle.map(|text| Problem { text, lasts: true }),
-        Ok(Err(error)) => {
-            let text = format!("the definitions cannot be read: {}", with_causes(&error));
-            Some(Problem { text, lasts: false })
-        }
-        Err(_) => Some(Problem {
-            text: format!("the definitions: no answer within {ANSWER_LIMIT:?}"),
-            lasts: false,
-        }),
-    }
+    find_obstacle("the definitions cannot be read", definitions::find_obstacle(client)).await
+}
+
+/// What a look has found. What cannot be found out now, as `unknown` says, is found out at the next check.
+async fn find_obstacle(
+    unknown: &str,
+    look: impl Future<Output = Result<Option<String>, kube::Error>>,
+) -> Option<Problem> {
+    let why = match tokio::time::timeout(ANSWER_LIMIT, look).await {
+        Ok(Ok(obstacle)) => return obstacle.map(|text| Problem { text, lasts: true }),
+        Ok(Err(error)) => with_causes(&error),
+        Err(_) => format!("no answer within {ANSWER_LIMIT:?}"),
+    };
+    Some(Problem { text: format!("{unknown}: {why}"), lasts: false })
 }
 
 /// Why the work cannot begin.
@@ -212,11 +204,10 @@ where
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicUsize;
-
-    use kube::client::Body;
+    use serde_json::json;
 
     use super::*;
+    use crate::kube_api::fake_api::answering;
     use crate::kube_api::leader::Leadership;
     use crate::kube_api::leader_label::LeaderLabel;
 
@@ -225,24 +216,17 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_standby_checks_ever_less_often() {
-        let requests = Arc::new(AtomicUsize::new(0));
-        let counted = Arc::clone(&requests);
-        let refuse = tower::service_fn(move |_: hyper::Request<Body>| {
-            counted.fetch_add(1, Ordering::Relaxed);
-            let status = serde_json::json!({
+        let (client, requests) = answering(|_| {
+            json!({
                 "kind": "Status", "status": "Failure", "reason": "Forbidden", "code": 403,
                 "message": "User \"u\" cannot list resource \"r\" in API group \"g\" at the cluster scope",
-            });
-            let mut response = hyper::Response::new(Body::from(status.to_string().into_bytes()));
-            *response.status_mut() = hyper::StatusCode::FORBIDDEN;
-            std::future::ready(Ok::<_, Infallible>(response))
+            })
         });
-        let client = Client::new(refuse, "default");
         let label = LeaderLabel::start(client.clone(), "default", None);
         let readiness = Arc::new(Readiness::new(Leadership::standby(), label));
         let preflight = Preflight::new(client, "default", readiness);
         preflight.stand_by_until(tokio::time::sleep(Duration::from_secs(61))).await;
         // After 0, 2, 6, 14, 30 and 60 s.
-        assert_eq!(requests.load(Ordering::Relaxed), 6 * REQUESTS);
+        assert_eq!(requests.lock().unwrap().len(), 6 * REQUESTS);
     }
 }
