@@ -62,6 +62,10 @@ async fn starts_after_the_repair(cluster: &Cluster, says: &[&str], remedy: &str)
     apply(cluster, remedy).await?;
     cloud.leads(SOON).await?;
     let fleet = Fleet::start(cluster, &cloud, EDGES).await?;
+    carries_out_a_job(cluster, &fleet).await
+}
+
+async fn carries_out_a_job(cluster: &Cluster, fleet: &Fleet) -> Result<()> {
     let job = cluster.job("after").images(["harbor.example/a:v1"]).on(fleet.names()).concurrency(20);
     assert_eq!(job.completes().await?.summary.successful, 20);
     fleet.all_acknowledged().await
@@ -120,9 +124,7 @@ async fn a_leader_stops_under_an_older_definition() -> Result<()> {
     .await?;
     apply(&cluster, JOB_DEFINITION).await?;
     cloud.leads(SOON).await?;
-    let job = cluster.job("after").images(["harbor.example/a:v1"]).on(fleet.names()).concurrency(20);
-    assert_eq!(job.completes().await?.summary.successful, 20);
-    fleet.all_acknowledged().await
+    carries_out_a_job(&cluster, &fleet).await
 }
 
 /// Serves jobs under a definition that has every field, and refuses a phase that we write.
