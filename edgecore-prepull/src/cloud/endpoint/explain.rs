@@ -4,6 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use prepull_api::text::is_display_control;
 use prepull_program::errors::with_causes;
 use rustls::{AlertDescription, CertificateError};
 use rustls_pki_types::UnixTime;
@@ -143,7 +144,7 @@ fn plain_names(presented: &[String]) -> String {
 
 /// The start of a text from a server, without control characters: it ends up in logs and on terminals.
 pub(crate) fn printable(text: &str) -> String {
-    text.chars().take(500).map(|c| if c.is_control() { ' ' } else { c }).collect()
+    text.chars().take(500).map(|c| if is_display_control(c) { ' ' } else { c }).collect()
 }
 
 #[cfg(test)]
@@ -155,6 +156,7 @@ mod tests {
         let inner = io::Error::other("inner");
         assert_eq!(with_causes(&io::Error::other(inner)), "inner");
         assert_eq!(printable("a\nb\x1b[1m"), "a b [1m");
+        assert_eq!(printable("a\u{202e}b"), "a b");
     }
 
     #[test]
