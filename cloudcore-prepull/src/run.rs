@@ -316,7 +316,7 @@ async fn work(
     tokio::spawn(shutdown.clone().run_until_cancelled_owned(consents));
 
     // Nodes before jobs, since a job is planned when it is first seen; and all before the tunnel, since an edge with a task
-    // of a job that is not known is told to stop.
+    // of a job that we don't know would have to stop.
     let nodes = core.vital.guard("the watch of nodes", watch::nodes(client.clone(), inputs.clone()));
     tokio::spawn(nodes.instrument(info_span!("watch", kind = "Node")));
     core.until(&mut inbox, |listed| listed.nodes, &shutdown).await?;
