@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, CustomResourceDefinitionVersion, JSONSchemaProps, JSONSchemaPropsOrArray,
-    JSONSchemaPropsOrBool,
 };
 
 /// The paths that `ours` has and `served` hasn't, such as `spec.windows` or `status.phase=Completed` for a value of an enum;
@@ -46,9 +45,6 @@ fn compare(served: &JSONSchemaProps, ours: &JSONSchemaProps, path: &str, paths: 
     if let (Some(found), Some(wanted)) = (items(served), items(ours)) {
         compare(found, wanted, path, paths);
     }
-    if let (Some(found), Some(wanted)) = (values(served), values(ours)) {
-        compare(found, wanted, path, paths);
-    }
     // Without an enum every value is taken.
     if let (Some(found), Some(wanted)) = (&served.enum_, &ours.enum_) {
         let lacking = wanted.iter().filter(|value| !found.contains(value));
@@ -60,13 +56,6 @@ fn items(schema: &JSONSchemaProps) -> Option<&JSONSchemaProps> {
     match schema.items.as_ref()? {
         JSONSchemaPropsOrArray::Schema(schema) => Some(schema),
         JSONSchemaPropsOrArray::Schemas(_) => None,
-    }
-}
-
-fn values(schema: &JSONSchemaProps) -> Option<&JSONSchemaProps> {
-    match schema.additional_properties.as_ref()? {
-        JSONSchemaPropsOrBool::Schema(schema) => Some(schema),
-        JSONSchemaPropsOrBool::Bool(_) => None,
     }
 }
 

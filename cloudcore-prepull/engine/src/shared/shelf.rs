@@ -45,3 +45,28 @@ impl<T: Hash + Eq + ?Sized> Shelf<T> {
         self.values.is_empty()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_kept_while_they_are_used() {
+        let mut shelf: Shelf<str> = Shelf::new(4);
+        let share = |shelf: &mut Shelf<str>, number: usize| {
+            let text = number.to_string();
+            shelf.share(&text, || text.as_str().into())
+        };
+        assert!(shelf.is_empty());
+        let used: Vec<Arc<str>> = (0..4).map(|number| share(&mut shelf, number)).collect();
+        assert!(!shelf.is_empty());
+        // A sweep in vain: the next one is at twice as many.
+        (4..8).for_each(|number| drop(share(&mut shelf, number)));
+        assert_eq!(shelf.len(), 8);
+        drop(share(&mut shelf, 8));
+        assert_eq!(shelf.len(), 5);
+        for (number, value) in used.iter().enumerate() {
+            assert!(Arc::ptr_eq(value, &share(&mut shelf, number)));
+        }
+    }
+}

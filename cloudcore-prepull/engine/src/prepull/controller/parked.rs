@@ -165,6 +165,32 @@ mod tests {
     }
 
     #[test]
+    fn what_was_carried_out_decides_on_pins_and_deletion() {
+        let at = parks_at(ENDED.parse().unwrap());
+        for (started, pins, lasts) in [
+            (
+                r#"{"imagePrePullTemplate": {"images": ["app:0"]}, "ttlSecondsAfterFinished": 60}"#,
+                false,
+                Some(60),
+            ),
+            (r#"{"imagePrePullTemplate": {"images": ["app:0"]}, "pin": true}"#, true, None),
+            // Not known: the spec, which pins.
+            ("", true, None),
+        ] {
+            let status = json!({"observedGeneration": 1, "completionTime": ENDED, "startedSpec": started});
+            let whole = object(1, &status);
+            let mut leaner = whole.clone();
+            lean(&mut leaner, at);
+            let deletion =
+                lasts.map(|seconds| ENDED.parse::<Timestamp>().unwrap() + Duration::from_secs(seconds));
+            for object in [whole, leaner] {
+                let parked = Parked::begun(&object).unwrap();
+                assert_eq!((parked.pins, parked.delete_at), (pins, deletion), "{started}");
+            }
+        }
+    }
+
+    #[test]
     fn of_a_settled_job_little_is_left() {
         let at = parks_at(ENDED.parse().unwrap());
         let bytes = |mut object: JobObject| {
