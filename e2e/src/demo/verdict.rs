@@ -95,7 +95,7 @@ impl Verdict {
         };
         self.expect(
             only(&stage.harbor, HARBOR_USER) && only(&stage.hangzhou, HANGZHOU_USER),
-            "each registry has served its own user and nobody else",
+            "each registry has served its own user and no other",
         );
     }
 
