@@ -25,6 +25,9 @@ const SLOW: u64 = 512 << 10;
 /// Size to which a full disk shrinks, and its size otherwise.
 const DISK: (u64, u64) = (24 << 20, 512 << 20);
 
+/// Strokes without a duration.
+const MOMENTS: usize = 5;
+
 /// What is planned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Planned {
@@ -189,7 +192,7 @@ impl Weather {
             Trouble::AgentOld(node),
         ];
         // The moments without a duration, after those that last.
-        match self.chance.below(lasting.len() + 4) {
+        match self.chance.below(lasting.len() + MOMENTS) {
             number if number < lasting.len() => {
                 let trouble = lasting[number];
                 let (least, most) = trouble.lasts();
@@ -271,6 +274,10 @@ fn moment(number: usize, node: usize, registry: usize, parts: &Struck) -> (Strin
         2 => {
             parts.ways[registry].fail_next(3, 503);
             (format!("registry {registry} answers 503 three times"), Ok(()))
+        }
+        3 => {
+            parts.api.silence_connections();
+            ("the connections to the API server go silent".to_owned(), Ok(()))
         }
         _ => {
             parts.ways[registry].cut();
