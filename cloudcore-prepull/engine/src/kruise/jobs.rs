@@ -1,6 +1,6 @@
 //! ImagePullJobs and ImageListPullJobs: which nodes get which tag when, and what the statuses say. Pure.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use jiff::Timestamp;
 use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob};
@@ -20,22 +20,24 @@ mod pods;
 mod pull_job;
 mod registry;
 mod roster;
-mod slot_group;
+mod run;
 mod status;
-mod status_writes;
 mod tag_requests;
 mod tally;
 #[cfg(test)]
 mod tests;
 
-use fleet::{Fleet, Presence};
+use fleet::{Fleet, Presence, SharedName};
 pub use io::{Action, Input, JobWrite, Pod, WriteTarget};
 use kind::Object;
 use lists::Lists;
 use pods::Pods;
-use pull_job::{EarlyTagStates, PullJob};
-use registry::{Registry, Removed, Verdict};
-use slot_group::SlotGroup;
+use pull_job::PullJob;
+use registry::{Registry, Verdict};
+use run::Run;
+
+/// States of tags whose job the watch has not delivered yet, or cannot be read.
+type EarlyTagStates = HashMap<(NodeName, TagKey), TagState>;
 
 type Effects<'a> = crate::shared::effects::Effects<'a, Action>;
 
@@ -49,9 +51,8 @@ pub struct Jobs {
     /// The ImagePullJobs.
     registry: Registry<PullJob>,
     lists: Lists,
-    /// By list, or by the ImagePullJob itself.
-    slot_groups: HashMap<JobUid, SlotGroup>,
-    /// States of tags whose ImagePullJob the watch has not delivered yet.
+    /// The running jobs that share one parallelism, by their list, or by the ImagePullJob itself.
+    groups: HashMap<JobUid, BTreeSet<JobUid>>,
     early_states: HashMap<JobUid, EarlyTagStates>,
     actions: Vec<Action>,
 }
@@ -71,9 +72,7 @@ impl Jobs {
             }
             jobs.lists.flush(fx);
             jobs.registry.agenda.wake_up(now);
-            while let Some(uid) = jobs.registry.agenda.next() {
-                jobs.reconcile(&uid, fx);
-            }
+            jobs.reconcile(fx);
         });
         std::mem::take(&mut self.actions)
     }
@@ -168,52 +167,89 @@ impl Jobs {
         }
     }
 
-    fn reconcile(&mut self, uid: &JobUid, fx: &mut Effects<'_>) {
-        let Some(job) = self.registry.running.get_mut(uid) else {
-            return self.registry.delete_if_due(uid, fx);
-        };
-        let id = job.group.clone();
-        let parallelism = self.parallelism(&id);
-        let Some(group) = self.slot_groups.get_mut(&id) else { return };
-        let Some(job) = self.registry.running.get_mut(uid) else { return };
-        if job.selects_by_pods() && !self.knows_pods {
-            return;
+    /// Lets the marked jobs go on, then fills the slots of their groups, and then writes the statuses.
+    fn reconcile(&mut self, fx: &mut Effects<'_>) {
+        let (mut groups, mut changed) = (BTreeSet::new(), BTreeSet::new());
+        while let Some(uid) = self.registry.agenda.next() {
+            let Some(job) = self.registry.running.get(&uid) else {
+                self.registry.delete_if_due(&uid, fx);
+                continue;
+            };
+            if job.selects_by_pods() && !self.knows_pods {
+                continue;
+            }
+            let group = job.group.clone();
+            let is_paused = self.parallelism(&group) == 0;
+            if let Some(job) = self.registry.running.get_mut(&uid) {
+                job.advance(is_paused, fx);
+            }
+            groups.insert(group);
+            changed.insert(uid);
         }
-        job.advance(group, parallelism == 0, fx);
-        self.fill_slots(&id, parallelism, fx);
-        if let Some(job) = self.registry.running.get_mut(uid) {
-            job.write_status_if_due(fx);
-            self.registry.agenda.wake(uid, job.next_wakeup());
+        for group in &groups {
+            self.fill_slots(group, &mut changed, fx);
         }
+        for uid in &changed {
+            if let Some(job) = self.registry.running.get_mut(uid) {
+                job.write_status_if_due(fx);
+                self.registry.agenda.wake(uid, job.next_wakeup());
+            }
+        }
+    }
+
+    fn members(&self, group: &JobUid) -> impl Iterator<Item = &JobUid> {
+        self.groups.get(group).into_iter().flatten()
+    }
+
+    /// The runs of a group's jobs that may ask nodes.
+    fn runs(&self, group: &JobUid) -> impl Iterator<Item = &Run> {
+        self.members(group).filter_map(|uid| self.registry.running.get(uid)?.valid_run())
     }
 
     /// How many nodes the jobs of a group may keep busy: the list's `parallelism`, or the least of the jobs' own while
     /// the list is unknown.
-    fn parallelism(&self, id: &JobUid) -> u32 {
-        let members = || self.slot_groups.get(id).into_iter().flat_map(|group| &group.members);
-        let own = || members().filter_map(|uid| self.registry.running.get(uid)?.parallelism()).min();
-        self.lists.parallelism(id).or_else(own).unwrap_or_default()
+    fn parallelism(&self, group: &JobUid) -> u32 {
+        let own = || self.runs(group).map(Run::parallelism).min();
+        self.lists.parallelism(group).or_else(own).unwrap_or_default()
     }
 
-    /// Has the jobs of a group request their tags as long as slots are free.
-    fn fill_slots(&mut self, id: &JobUid, parallelism: u32, fx: &mut Effects<'_>) {
-        let Some(group) = self.slot_groups.get_mut(id) else { return };
-        let mut members = Vec::new();
-        while let Some(node) = group.next_node(parallelism) {
-            if members.is_empty() {
-                members = group.members.iter().cloned().collect();
-            }
-            let mut has_requested = false;
-            for uid in &members {
-                let job = self.registry.running.get_mut(uid);
-                if job.is_some_and(|job| job.request_tag(&node, group, fx)) {
-                    has_requested = true;
-                    self.registry.agenda.mark(uid);
-                }
-            }
-            debug_assert!(has_requested, "{node} is wanted by nobody");
-            if !has_requested {
-                return;
+    /// Has the jobs of a group request their tags as long as slots are free. Parallelism bounds nodes, not pulls: a node
+    /// that is busy with one image of a list is asked for the others too.
+    fn fill_slots(&mut self, group: &JobUid, changed: &mut BTreeSet<JobUid>, fx: &mut Effects<'_>) {
+        let parallelism = self.parallelism(group) as usize;
+        if parallelism == 0 || self.runs(group).all(|run| run.roster().wanted().is_empty()) {
+            return;
+        }
+        let mut busy: HashSet<SharedName> =
+            self.runs(group).flat_map(|run| run.roster().busy()).cloned().collect();
+        let is_wanted =
+            |node: &&SharedName| self.runs(group).any(|run| run.roster().wanted().contains(*node));
+        let joining: BTreeSet<SharedName> = busy.iter().filter(is_wanted).cloned().collect();
+        for node in joining {
+            self.request_tags(group, &node, changed, fx);
+        }
+        // None of those that are still wanted is busy.
+        while busy.len() < parallelism
+            && let Some(node) =
+                self.runs(group).filter_map(|run| run.roster().wanted().first()).min().cloned()
+        {
+            self.request_tags(group, &node, changed, fx);
+            busy.insert(node);
+        }
+    }
+
+    /// Has each of the jobs that want the node request its tag.
+    fn request_tags(
+        &mut self,
+        group: &JobUid,
+        node: &NodeName,
+        changed: &mut BTreeSet<JobUid>,
+        fx: &mut Effects<'_>,
+    ) {
+        for uid in self.groups.get(group).into_iter().flatten() {
+            let job = self.registry.running.get_mut(uid);
+            if job.is_some_and(|job| job.request_tag(node, fx)) {
+                changed.insert(uid.clone());
             }
         }
     }
@@ -222,24 +258,14 @@ impl Jobs {
         match update {
             NodeImageUpdate::Exists { node, labels } => {
                 let node = self.fleet.put(&node, labels, now);
-                for (uid, job) in &mut self.registry.running {
-                    let group = self.slot_groups.entry(job.group.clone()).or_default();
-                    if job.observe_node(node, group) {
-                        self.registry.agenda.mark(uid);
-                    }
-                }
+                self.registry.change_runs(|run| run.observe_node(node));
             }
             NodeImageUpdate::Deleted(node) => {
                 self.fleet.remove(&node);
                 for states in self.early_states.values_mut() {
                     states.retain(|(known, _), _| *known != node);
                 }
-                for (uid, job) in &mut self.registry.running {
-                    let group = self.slot_groups.entry(job.group.clone()).or_default();
-                    if job.remove_node(&node, group) {
-                        self.registry.agenda.mark(uid);
-                    }
-                }
+                self.registry.change_runs(|run| run.remove_node(&node));
             }
             NodeImageUpdate::Online(node, online) => {
                 if let Some(presence) = self.fleet.set_online(&node, online, now) {
@@ -251,23 +277,16 @@ impl Jobs {
     }
 
     fn set_presence(&mut self, node: &NodeName, presence: Presence) {
-        for (uid, job) in &mut self.registry.running {
-            let group = self.slot_groups.entry(job.group.clone()).or_default();
-            if job.set_presence(node, presence, group) {
-                self.registry.agenda.mark(uid);
-            }
-        }
+        self.registry.change_runs(|run| run.set_presence(node, presence));
     }
 
     fn set_tag_state(&mut self, uid: &JobUid, node: NodeName, key: TagKey, state: TagState) {
-        if let Some(job) = self.registry.running.get_mut(uid) {
+        if let Some(run) = self.registry.running.get_mut(uid).and_then(|job| job.run.as_mut()) {
             let Some(known) = self.fleet.get(&node) else { return };
-            let group = self.slot_groups.entry(job.group.clone()).or_default();
-            if job.set_tag_state(known, key, state, group) {
+            if run.set_tag_state(known, &key, state) {
                 self.registry.agenda.mark(uid);
             }
         } else if state == TagState::Absent {
-            // The last update about a job that was deleted.
             let Some(states) = self.early_states.get_mut(uid) else { return };
             states.remove(&(node, key));
             if states.is_empty() {
@@ -294,8 +313,7 @@ impl Jobs {
         }
         let jobs = self.registry.running.iter_mut();
         for (uid, job) in jobs.filter(|(_, job)| job.id().namespace == namespace) {
-            let group = self.slot_groups.entry(job.group.clone()).or_default();
-            if job.observe_pod(old, new, &self.fleet, group) {
+            if job.run.as_mut().is_some_and(|run| run.observe_pod(old, new, &self.fleet)) {
                 self.registry.agenda.mark(uid);
             }
         }
@@ -328,17 +346,16 @@ impl Jobs {
     }
 
     fn run(&mut self, uid: &JobUid, object: Object<ImagePullJob>, fx: &mut Effects<'_>) {
-        if !self.registry.running.contains_key(uid) {
-            let job = PullJob::new(&object, self.early_states.remove(uid).unwrap_or_default());
-            self.slot_groups.entry(job.group.clone()).or_default().members.insert(uid.clone());
-            self.registry.running.insert(uid.clone(), job);
-        }
-        if object.is_ok() {
-            self.move_to_group(uid, kind::slot_group_of(&object));
+        let group = kind::slot_group_of(&object);
+        let job = self.registry.running.entry(uid.clone()).or_insert_with(|| PullJob::new(&object));
+        if object.is_ok() && job.group != group {
+            let old = std::mem::replace(&mut job.group, group);
+            self.registry.agenda.mark(uid);
+            self.leave_group(uid, &old);
         }
         let Some(job) = self.registry.running.get_mut(uid) else { return };
-        let group = self.slot_groups.entry(job.group.clone()).or_default();
-        if job.observe(object, &self.fleet, &self.pods, group, fx) {
+        self.groups.entry(job.group.clone()).or_default().insert(uid.clone());
+        if job.observe(object, &self.fleet, &self.pods, &mut self.early_states, fx) {
             self.registry.agenda.mark(uid);
         }
     }
@@ -350,7 +367,7 @@ impl Jobs {
             Verdict::Finish(finished) => {
                 self.early_states.remove(uid);
                 if let Some(job) = self.registry.finish(uid, finished) {
-                    self.leave_slot_group(uid, job);
+                    self.leave_group(uid, &job.group);
                     fx.emit(Action::LivenessChanged(uid.clone()));
                 }
             }
@@ -367,49 +384,28 @@ impl Jobs {
 
     fn remove_pull_job(&mut self, uid: &JobUid, fx: &mut Effects<'_>) {
         self.early_states.remove(uid);
-        let removed = self.registry.remove(uid);
-        if removed.is_some() {
+        let was_finished = self.registry.is_finished(uid);
+        let running = self.registry.remove(uid);
+        if was_finished || running.is_some() {
             fx.emit(Action::LivenessChanged(uid.clone()));
         }
-        if let Some(Removed::Running(job)) = removed {
-            self.leave_slot_group(uid, job);
+        if let Some(job) = running {
+            self.leave_group(uid, &job.group);
         }
     }
 
-    /// Moves a running job to a group, whose slots it shares from now on.
-    fn move_to_group(&mut self, uid: &JobUid, id: JobUid) {
-        let Some(job) = self.registry.running.get_mut(uid).filter(|job| job.group != id) else { return };
-        let old = std::mem::replace(&mut job.group, id.clone());
-        if let Some(group) = self.slot_groups.get_mut(&old) {
-            job.leave(group);
+    /// Takes a job out of a group. The slots that it gives back are the others'.
+    fn leave_group(&mut self, uid: &JobUid, group: &JobUid) {
+        let Some(members) = self.groups.get_mut(group) else { return };
+        members.remove(uid);
+        if members.is_empty() {
+            self.groups.remove(group);
         }
-        let group = self.slot_groups.entry(id).or_default();
-        group.members.insert(uid.clone());
-        job.join(group);
-        self.remove_member(uid, &old);
-        self.registry.agenda.mark(uid);
+        self.mark_group(group);
     }
 
-    /// Gives back the slots of a job that does not run any more.
-    fn leave_slot_group(&mut self, uid: &JobUid, mut job: PullJob) {
-        if let Some(group) = self.slot_groups.get_mut(&job.group) {
-            job.leave(group);
-        }
-        self.remove_member(uid, &job.group);
-    }
-
-    fn remove_member(&mut self, uid: &JobUid, id: &JobUid) {
-        let Some(group) = self.slot_groups.get_mut(id) else { return };
-        group.members.remove(uid);
-        if group.members.is_empty() {
-            self.slot_groups.remove(id);
-        }
-        // The slots that it gives back are the others'.
-        self.mark_group(id);
-    }
-
-    fn mark_group(&mut self, id: &JobUid) {
-        for member in self.slot_groups.get(id).into_iter().flat_map(|group| &group.members) {
+    fn mark_group(&mut self, group: &JobUid) {
+        for member in self.groups.get(group).into_iter().flatten() {
             self.registry.agenda.mark(member);
         }
     }

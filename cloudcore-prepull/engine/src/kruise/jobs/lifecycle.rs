@@ -1,15 +1,20 @@
 //! The life cycle of a job of either kind: from the first sight of its object to the write of its final status.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::finished::Finished;
 use super::kind::{self, JobKind, Object};
-use super::status_writes::StatusWrites;
 use super::{Effects, metadata, status};
 use crate::shared::objects::ObjectId;
 use crate::shared::outcomes::WriteOutcome;
-use crate::shared::writes::Pace;
+use crate::shared::writes::{Pace, Writes};
+
+/// The gaps for results and for progress, where they are longer than a second: these statuses have none, since each of
+/// their writes is urgent.
+const NO_LONGER_GAPS: (Duration, Duration) = (Duration::ZERO, Duration::ZERO);
 
 #[derive(Debug)]
 pub(super) struct Lifecycle<K: JobKind> {
@@ -22,7 +27,11 @@ pub(super) struct Lifecycle<K: JobKind> {
     start: Option<Timestamp>,
     /// The final status, once the job has ended.
     end: Option<K::Status>,
-    writes: StatusWrites<K::Status>,
+    /// The status that the API server has; `None` if it has none, or if that is not known.
+    stored: Option<K::Status>,
+    /// The status whose write is in flight, and the version of the state that it carries.
+    in_flight: Option<(u64, K::Status)>,
+    writes: Writes,
 }
 
 impl<K: JobKind> Lifecycle<K> {
@@ -37,7 +46,9 @@ impl<K: JobKind> Lifecycle<K> {
             refusal: None,
             start: start.map(|time| time.0),
             end: None,
-            writes: StatusWrites::new(status),
+            stored: status,
+            in_flight: None,
+            writes: Writes::default(),
         }
     }
 
@@ -85,7 +96,7 @@ impl<K: JobKind> Lifecycle<K> {
     /// The spec is refused: the status says why, and so does an event unless the status did before.
     pub(super) fn refuse(&mut self, reason: String, fx: &mut Effects<'_>) {
         let reason = status::cut(reason);
-        let known = self.refusal.as_deref().or(self.writes.stored().map(K::message));
+        let known = self.refusal.as_deref().or(self.stored.as_ref().map(K::message));
         if known != Some(&*reason) {
             fx.emit(status::invalid_event(K::KIND, &self.id, &reason));
         }
@@ -111,30 +122,40 @@ impl<K: JobKind> Lifecycle<K> {
     /// Whether the status may be written now, if it has changed. The end of a job is written without delay.
     pub(super) fn is_write_due(&mut self, now: Timestamp) -> bool {
         self.writes.touch(if self.end.is_some() { Pace::AtOnce } else { Pace::Now });
-        self.writes.due().is_some_and(|due| due <= now)
+        self.write_due().is_some_and(|due| due <= now)
     }
 
     /// Writes the status if the API server has another one. To be called when [`Self::is_write_due`].
     pub(super) fn write(&mut self, status: K::Status, fx: &mut Effects<'_>) {
-        if let Some(status) = self.writes.begin(status, fx.now) {
-            fx.emit(K::write_status(&self.id, status));
+        if self.stored.as_ref() == Some(&status) {
+            return self.writes.settle();
         }
+        self.in_flight = Some((self.writes.begin(fx.now), status.clone()));
+        fx.emit(K::write_status(&self.id, status));
     }
 
-    /// Ends a write of the status. Returns what is left of the job once its final status is written.
+    /// Ends a write of the status. One that failed may have been made all the same, so that it is not known what is stored.
+    /// Returns what is left of the job once its final status is written.
     pub(super) fn end_write(&mut self, outcome: WriteOutcome, now: Timestamp) -> Option<Finished> {
-        self.writes.end(outcome == WriteOutcome::Done, now);
-        let end = self.end.as_ref().filter(|end| self.writes.stored() == Some(*end))?;
+        let (version, status) = self.in_flight.take()?;
+        if outcome == WriteOutcome::Done {
+            self.writes.done(version);
+            self.stored = Some(status);
+        } else {
+            self.writes.failed(now);
+            self.stored = None;
+        }
+        let end = self.end.as_ref().filter(|end| self.stored.as_ref() == Some(*end))?;
         let completed = K::completion_time(end)?.0;
         Some(Finished::new(self.id.clone(), completed, self.spec.as_ref().and_then(kind::ttl::<K>)))
     }
 
     pub(super) fn is_write_in_flight(&self) -> bool {
-        self.writes.is_in_flight()
+        self.in_flight.is_some()
     }
 
-    /// When the status may be written next.
+    /// When the status may be written next; `None` if nothing is to be written, or a write is in flight.
     pub(super) fn write_due(&self) -> Option<Timestamp> {
-        self.writes.due()
+        self.writes.due(NO_LONGER_GAPS)
     }
 }

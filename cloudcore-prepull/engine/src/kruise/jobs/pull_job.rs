@@ -1,7 +1,5 @@
 //! One ImagePullJob that has not finished, or whose final status is not written yet.
 
-mod run;
-
 use std::collections::HashMap;
 
 use jiff::Timestamp;
@@ -10,20 +8,15 @@ use prepull_api::crd::kruise::{ImagePullJob, ImagePullJobStatus};
 use prepull_api::overriders::SecretRef;
 use prepull_api::task::{JobUid, NodeName};
 
-use super::fleet::{Fleet, FleetNode, Presence};
+use super::fleet::Fleet;
 use super::kind::{self, Object};
 use super::lifecycle::Lifecycle;
 use super::pods::Pods;
 use super::registry::Running;
-use super::slot_group::SlotGroup;
-use super::{Action, Effects, Pod, metadata, status};
-use crate::kruise::rules::{self, ValidPullJob};
-use crate::kruise::{TagKey, TagState};
+use super::run::Run;
+use super::{EarlyTagStates, Effects, metadata, status};
+use crate::kruise::rules;
 use crate::shared::objects::ObjectId;
-use run::Run;
-
-/// States of tags whose job cannot be read yet.
-pub(super) type EarlyTagStates = HashMap<(NodeName, TagKey), TagState>;
 
 #[derive(Debug)]
 pub(super) struct PullJob {
@@ -31,9 +24,7 @@ pub(super) struct PullJob {
     /// The group whose slots it takes: its list, or itself.
     pub(super) group: JobUid,
     /// Since the spec was valid for the first time, until the job ends.
-    run: Option<Run>,
-    /// States of tags that arrived before the spec was valid.
-    early_states: EarlyTagStates,
+    pub(super) run: Option<Run>,
 }
 
 impl Running for PullJob {
@@ -45,13 +36,8 @@ impl Running for PullJob {
 }
 
 impl PullJob {
-    pub(super) fn new(object: &Object<ImagePullJob>, early_states: EarlyTagStates) -> Self {
-        Self {
-            lifecycle: Lifecycle::new(object),
-            group: kind::slot_group_of(object),
-            run: None,
-            early_states,
-        }
+    pub(super) fn new(object: &Object<ImagePullJob>) -> Self {
+        Self { lifecycle: Lifecycle::new(object), group: kind::slot_group_of(object), run: None }
     }
 
     pub(super) fn id(&self) -> &ObjectId {
@@ -69,132 +55,60 @@ impl PullJob {
             && self.run.as_ref().is_some_and(|run| run.names_secret(secret.name()))
     }
 
-    /// Takes over the object. Returns whether the job has to react.
+    /// Takes over the object. Returns whether the job has to react. `early_states`: states of tags that arrived before
+    /// the spec was valid.
     pub(super) fn observe(
         &mut self,
         object: Object<ImagePullJob>,
         fleet: &Fleet,
         pods: &Pods,
-        group: &mut SlotGroup,
+        early_states: &mut HashMap<JobUid, EarlyTagStates>,
         fx: &mut Effects<'_>,
     ) -> bool {
         let Some(spec) = self.lifecycle.observe(object) else { return false };
-        match spec.and_then(rules::pull_job) {
-            Ok(valid) => self.accept(valid, fleet, pods, group),
+        let job = match spec.and_then(rules::pull_job) {
+            Ok(job) => job,
             Err(reason) => {
                 self.lifecycle.refuse(reason, fx);
-                self.leave(group);
+                return true;
             }
-        }
-        true
-    }
-
-    fn accept(&mut self, job: ValidPullJob, fleet: &Fleet, pods: &Pods, group: &mut SlotGroup) {
+        };
         self.lifecycle.accept();
         let id = self.lifecycle.id();
         let run = match &mut self.run {
             Some(run) => {
-                run.change_job(id, job, group);
+                run.change_job(id, job);
                 run
             }
             none => none.insert(Run::new(id, job)),
         };
-        let early_states = std::mem::take(&mut self.early_states);
-        run.restart(&id.namespace, fleet, pods, early_states, group);
+        run.restart(&id.namespace, fleet, pods, early_states.remove(&id.uid).unwrap_or_default());
+        true
     }
 
-    /// Takes the job's nodes out of the group's slots.
-    pub(super) fn leave(&mut self, group: &mut SlotGroup) {
-        if let Some(run) = &mut self.run {
-            run.stop_counting(group);
-        }
-    }
-
-    /// Counts the job's nodes in the group's slots.
-    pub(super) fn join(&mut self, group: &mut SlotGroup) {
-        if let Some(run) = self.run.as_mut().filter(|_| !self.lifecycle.is_refused()) {
-            run.start_counting(group);
-        }
-    }
-
-    /// Reacts to a node that is new or has other labels. Returns whether that changes something.
-    pub(super) fn observe_node(&mut self, node: &FleetNode, group: &mut SlotGroup) -> bool {
-        self.run.as_mut().is_some_and(|run| run.observe_node(node, group))
-    }
-
-    pub(super) fn set_presence(
-        &mut self,
-        node: &NodeName,
-        presence: Presence,
-        group: &mut SlotGroup,
-    ) -> bool {
-        self.run.as_mut().is_some_and(|run| run.set_presence(node, presence, group))
-    }
-
-    /// Reacts to a changed pod of the job's namespace. Returns whether that changes something.
-    pub(super) fn observe_pod(
-        &mut self,
-        old: Option<&Pod>,
-        new: Option<&Pod>,
-        fleet: &Fleet,
-        group: &mut SlotGroup,
-    ) -> bool {
-        self.run.as_mut().is_some_and(|run| run.observe_pod(old, new, fleet, group))
-    }
-
-    /// Reacts to the state of a tag that the job owns. Returns whether that changes something.
-    pub(super) fn set_tag_state(
-        &mut self,
-        node: &FleetNode,
-        key: TagKey,
-        state: TagState,
-        group: &mut SlotGroup,
-    ) -> bool {
-        let Some(run) = &mut self.run else {
-            self.early_states.insert(((*node.name).clone(), key), state);
-            return false;
-        };
-        run.set_tag_state(node, &key, state, group)
-    }
-
-    /// Forgets a node. Returns whether that changes something.
-    pub(super) fn remove_node(&mut self, node: &NodeName, group: &mut SlotGroup) -> bool {
-        self.early_states.retain(|(known, _), _| known != node);
-        self.run.as_mut().is_some_and(|run| run.remove_node(node, group))
-    }
-
-    /// The job's own `parallelism`; `None` if the job is refused.
-    pub(super) fn parallelism(&self) -> Option<u32> {
-        self.valid_run().map(Run::parallelism)
-    }
-
-    fn valid_run(&self) -> Option<&Run> {
+    /// The run, unless the job is refused: then it asks no node, and holds no slot.
+    pub(super) fn valid_run(&self) -> Option<&Run> {
         self.run.as_ref().filter(|_| !self.lifecycle.is_refused())
     }
 
     /// Requests the tag of the node if the job wants to. Returns whether it did.
-    pub(super) fn request_tag(
-        &mut self,
-        node: &NodeName,
-        group: &mut SlotGroup,
-        fx: &mut Effects<'_>,
-    ) -> bool {
-        self.run.as_mut().is_some_and(|run| run.request_tag(node, group, fx))
+    pub(super) fn request_tag(&mut self, node: &NodeName, fx: &mut Effects<'_>) -> bool {
+        let run = self.run.as_mut().filter(|_| !self.lifecycle.is_refused());
+        run.is_some_and(|run| run.request_tag(node, fx))
     }
 
     /// Does what needs no free slot: starts the job, begins rounds, replaces outdated requests, ends the job.
-    pub(super) fn advance(&mut self, group: &mut SlotGroup, is_paused: bool, fx: &mut Effects<'_>) {
+    pub(super) fn advance(&mut self, is_paused: bool, fx: &mut Effects<'_>) {
         if self.lifecycle.is_refused() || self.lifecycle.has_ended() {
             return;
         }
         let Some(run) = &mut self.run else { return };
         let start = self.lifecycle.start(fx.now);
-        run.advance(group, fx);
+        run.advance(fx);
         if let Some(end) = run.check_end(start, is_paused, fx.now) {
             let completed = Time(metadata::whole_seconds(fx.now));
             let status = status::ended(run.roster(), start, completed, end);
             status::end_events(self.lifecycle.id(), &status, run.roster(), end).for_each(|e| fx.emit(e));
-            run.stop_counting(group);
             self.lifecycle.end(status);
             self.run = None;
         }

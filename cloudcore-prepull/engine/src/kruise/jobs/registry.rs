@@ -10,6 +10,8 @@ use super::finished::Finished;
 use super::kind::{self, JobKind, Object};
 use super::lifecycle::Lifecycle;
 use super::metadata;
+use super::pull_job::PullJob;
+use super::run::Run;
 use crate::shared::agenda::Agenda;
 use crate::shared::objects::ObjectId;
 use crate::shared::outcomes::WriteOutcome;
@@ -53,13 +55,6 @@ pub(super) enum Verdict {
     Finish(Finished),
     /// It is running: it takes over the object.
     Run,
-}
-
-/// What was known of a job that is removed.
-#[derive(Debug)]
-pub(super) enum Removed<R> {
-    Running(R),
-    Finished,
 }
 
 impl<R: Running> Registry<R> {
@@ -139,11 +134,11 @@ impl<R: Running> Registry<R> {
         running
     }
 
-    /// Forgets a job.
-    pub(super) fn remove(&mut self, uid: &JobUid) -> Option<Removed<R>> {
+    /// Forgets a job. Returns it if it was running.
+    pub(super) fn remove(&mut self, uid: &JobUid) -> Option<R> {
         self.agenda.remove(uid);
-        let finished = self.finished.remove(uid).map(|_| Removed::Finished);
-        self.running.remove(uid).map(Removed::Running).or(finished)
+        self.finished.remove(uid);
+        self.running.remove(uid)
     }
 
     /// The watch says that the job is deleted, which is the last that it says of it.
@@ -158,5 +153,16 @@ impl<R: Running> Registry<R> {
             fx.emit(R::Kind::delete(id));
         }
         self.agenda.wake(uid, finished.delete_due());
+    }
+}
+
+impl Registry<PullJob> {
+    /// Changes what runs of each job, and marks the jobs that it concerns.
+    pub(super) fn change_runs(&mut self, change: impl Fn(&mut Run) -> bool) {
+        for (uid, job) in &mut self.running {
+            if job.run.as_mut().is_some_and(&change) {
+                self.agenda.mark(uid);
+            }
+        }
     }
 }

@@ -6,7 +6,6 @@ use jiff::Timestamp;
 use prepull_api::task::{JobUid, NodeName};
 
 use super::fleet::{FleetNode, Presence, SharedName};
-use super::slot_group::SlotGroup;
 use super::tag_requests;
 use super::tally::{count, put};
 use crate::kruise::TagState;
@@ -59,12 +58,8 @@ impl Entry {
 pub(super) struct Counts {
     /// All of them.
     pub(super) desired: u32,
-    /// Pending ones that hold a slot.
-    pub(super) active: u32,
     pub(super) succeeded: u32,
     pub(super) failed: u32,
-    /// Online ones that would be asked if there were slots.
-    pub(super) wanted: u32,
     /// Recently offline ones that would be asked.
     pub(super) wanted_offline: u32,
 }
@@ -75,9 +70,11 @@ pub(super) struct Roster {
     entries: HashMap<SharedName, Entry>,
     /// Whether the job is a Never job: a node's end is not final, and its rounds repeat daily.
     is_never: bool,
-    /// Whether the nodes are counted: not while the job is refused.
-    is_counting: bool,
     counts: Counts,
+    /// Pending nodes that hold a slot.
+    busy: BTreeSet<SharedName>,
+    /// Online nodes that would be asked if there were slots.
+    wanted: BTreeSet<SharedName>,
     failed: BTreeSet<SharedName>,
     /// Online nodes whose pending request is outdated.
     outdated: BTreeSet<SharedName>,
@@ -91,8 +88,9 @@ impl Roster {
             job,
             entries: HashMap::new(),
             is_never: false,
-            is_counting: false,
             counts: Counts::default(),
+            busy: BTreeSet::new(),
+            wanted: BTreeSet::new(),
             failed: BTreeSet::new(),
             outdated: BTreeSet::new(),
             rounds: BTreeSet::new(),
@@ -101,6 +99,16 @@ impl Roster {
 
     pub(super) fn counts(&self) -> Counts {
         self.counts
+    }
+
+    /// The selected nodes that hold a slot, by name.
+    pub(super) fn busy(&self) -> &BTreeSet<SharedName> {
+        &self.busy
+    }
+
+    /// The selected nodes that the job would ask now, by name.
+    pub(super) fn wanted(&self) -> &BTreeSet<SharedName> {
+        &self.wanted
     }
 
     /// The nodes that have failed, by name.
@@ -115,36 +123,34 @@ impl Roster {
         unfinished.map(|(node, _)| &**node).collect()
     }
 
-    /// Counts the nodes from now on, in the totals and in the group's.
-    pub(super) fn start_counting(&mut self, is_never: bool, group: &mut SlotGroup) {
-        self.stop_counting(group);
-        (self.is_counting, self.is_never) = (true, is_never);
-        for (node, entry) in self.snapshot() {
-            self.tally(&node, entry, true, group);
+    /// Sets whether the job is a Never job.
+    pub(super) fn set_never(&mut self, is_never: bool) {
+        if self.is_never == is_never {
+            return;
+        }
+        let nodes = self.nodes();
+        for node in &nodes {
+            self.tally(node, self.entries[node], false);
+        }
+        self.is_never = is_never;
+        for node in &nodes {
+            self.tally(node, self.entries[node], true);
         }
     }
 
-    /// Takes the nodes out of all totals.
-    pub(super) fn stop_counting(&mut self, group: &mut SlotGroup) {
-        for (node, entry) in self.snapshot() {
-            self.tally(&node, entry, false, group);
-        }
-        self.is_counting = false;
-    }
-
-    fn snapshot(&self) -> Vec<(SharedName, Entry)> {
-        self.entries.iter().map(|(node, entry)| (node.clone(), *entry)).collect()
+    fn nodes(&self) -> Vec<SharedName> {
+        self.entries.keys().cloned().collect()
     }
 
     /// Sets whether the job selects the node. Returns whether that is a change.
-    pub(super) fn select(&mut self, node: &FleetNode, is_selected: bool, group: &mut SlotGroup) -> bool {
+    pub(super) fn select(&mut self, node: &FleetNode, is_selected: bool) -> bool {
         if !self.entries.contains_key(&node.name) {
             if !is_selected {
                 return false;
             }
             self.insert(&node.name, node.presence);
         }
-        let changed = self.change(&node.name, group, |entry| entry.is_selected = is_selected);
+        let changed = self.change(&node.name, |entry| entry.is_selected = is_selected);
         self.prune(&node.name);
         changed
     }
@@ -163,33 +169,23 @@ impl Roster {
     }
 
     /// Removes a node. Returns whether it was counted.
-    pub(super) fn remove(&mut self, node: &NodeName, group: &mut SlotGroup) -> bool {
-        let changed = self.change(node, group, |entry| entry.is_selected = false);
+    pub(super) fn remove(&mut self, node: &NodeName) -> bool {
+        let changed = self.change(node, |entry| entry.is_selected = false);
         self.entries.remove(node);
         changed
     }
 
-    pub(super) fn set_presence(
-        &mut self,
-        node: &NodeName,
-        presence: Presence,
-        group: &mut SlotGroup,
-    ) -> bool {
-        self.change(node, group, |entry| entry.presence = presence)
+    pub(super) fn set_presence(&mut self, node: &NodeName, presence: Presence) -> bool {
+        self.change(node, |entry| entry.presence = presence)
     }
 
     /// Takes over what the node's NodeImage says about the job's tag.
-    pub(super) fn set_tag_state(
-        &mut self,
-        node: &FleetNode,
-        tag_state: TagState,
-        group: &mut SlotGroup,
-    ) -> bool {
+    pub(super) fn set_tag_state(&mut self, node: &FleetNode, tag_state: TagState) -> bool {
         if !self.entries.contains_key(&node.name) {
             self.insert(&node.name, node.presence);
         }
         let is_never = self.is_never;
-        let changed = self.change(&node.name, group, |entry| {
+        let changed = self.change(&node.name, |entry| {
             entry.state = next_state(entry.state, tag_state, is_never);
         });
         self.prune(&node.name);
@@ -197,37 +193,31 @@ impl Roster {
     }
 
     /// The job's image has changed: each node begins anew.
-    pub(super) fn reset(&mut self, group: &mut SlotGroup) {
-        for (node, _) in self.snapshot() {
-            self.change(&node, group, |entry| entry.state = State::Waiting { ignore_existing: true });
+    pub(super) fn reset(&mut self) {
+        for node in self.nodes() {
+            self.change(&node, |entry| entry.state = State::Waiting { ignore_existing: true });
         }
     }
 
     /// The job's request has changed: the nodes that are pending get the new one.
-    pub(super) fn mark_requests_outdated(&mut self, group: &mut SlotGroup) {
-        for (node, _) in self.snapshot() {
-            self.set_outdated(&node, true, group);
+    pub(super) fn mark_requests_outdated(&mut self) {
+        for node in self.nodes() {
+            self.set_outdated(&node, true);
         }
     }
 
-    fn set_outdated(&mut self, node: &NodeName, value: bool, group: &mut SlotGroup) {
-        self.change(node, group, |entry| {
+    fn set_outdated(&mut self, node: &NodeName, value: bool) {
+        self.change(node, |entry| {
             if let State::Pending { is_outdated, .. } = &mut entry.state {
                 *is_outdated = value;
             }
         });
     }
 
-    /// Whether the job would ask the node now.
-    pub(super) fn wants(&self, node: &NodeName) -> bool {
-        let is_ready = |e: &Entry| e.is_selected && e.is_wanted() && e.presence == Presence::Online;
-        self.is_counting && self.entries.get(node).is_some_and(is_ready)
-    }
-
     /// Marks the node as asked. Returns whether a tag that has ended is to be pulled once more.
-    pub(super) fn mark_requested(&mut self, node: &NodeName, group: &mut SlotGroup) -> bool {
+    pub(super) fn mark_requested(&mut self, node: &NodeName) -> bool {
         let mut new_round = false;
-        self.change(node, group, |entry| {
+        self.change(node, |entry| {
             let previous_end = match entry.state {
                 State::Ended { at, .. } => Some(at),
                 _ => None,
@@ -239,16 +229,16 @@ impl Roster {
     }
 
     /// Takes the next online node whose pending request is outdated; it counts as asked again.
-    pub(super) fn pop_outdated(&mut self, group: &mut SlotGroup) -> Option<NodeName> {
+    pub(super) fn pop_outdated(&mut self) -> Option<NodeName> {
         let node = self.outdated.first().cloned()?;
-        self.set_outdated(&node, false, group);
+        self.set_outdated(&node, false);
         Some((*node).clone())
     }
 
     /// Marks the nodes whose next round is due.
-    pub(super) fn begin_rounds(&mut self, now: Timestamp, group: &mut SlotGroup) {
+    pub(super) fn begin_rounds(&mut self, now: Timestamp) {
         while let Some((_, node)) = self.rounds.first().filter(|(at, _)| *at <= now).cloned() {
-            self.change(&node, group, |entry| {
+            self.change(&node, |entry| {
                 if let State::Ended { is_round_due, .. } = &mut entry.state {
                     *is_round_due = true;
                 }
@@ -262,7 +252,7 @@ impl Roster {
     }
 
     /// Changes an entry, and the totals with it. Returns whether the entry is another one now.
-    fn change(&mut self, node: &NodeName, group: &mut SlotGroup, change: impl FnOnce(&mut Entry)) -> bool {
+    fn change(&mut self, node: &NodeName, change: impl FnOnce(&mut Entry)) -> bool {
         let Some((node, before)) = self.entries.get_key_value(node).map(|(node, e)| (node.clone(), *e))
         else {
             return false;
@@ -272,28 +262,24 @@ impl Roster {
         if before == after {
             return false;
         }
-        self.tally(&node, before, false, group);
+        self.tally(&node, before, false);
         self.entries.insert(node.clone(), after);
-        self.tally(&node, after, true, group);
+        self.tally(&node, after, true);
         true
     }
 
     /// Adds an entry to the totals (`add`), or takes it out.
-    fn tally(&mut self, node: &SharedName, entry: Entry, add: bool, group: &mut SlotGroup) {
-        if !self.is_counting || !entry.is_selected {
+    fn tally(&mut self, node: &SharedName, entry: Entry, add: bool) {
+        if !entry.is_selected {
             return;
         }
         let counts = &mut self.counts;
         count(&mut counts.desired, add);
         if entry.holds_slot() {
-            count(&mut counts.active, add);
-            group.count_busy(node, add);
+            put(&mut self.busy, node.clone(), add);
         }
         match entry.presence {
-            Presence::Online if entry.is_wanted() => {
-                count(&mut counts.wanted, add);
-                group.count_wanted(node, add);
-            }
+            Presence::Online if entry.is_wanted() => put(&mut self.wanted, node.clone(), add),
             Presence::RecentlyOffline if entry.is_wanted() => count(&mut counts.wanted_offline, add),
             _ => {}
         }

@@ -46,7 +46,7 @@ pub(super) fn running(roster: &Roster, start: Option<Time>) -> ImagePullJobStatu
         start_time: start,
         completion_time: None,
         desired: int(counts.desired),
-        active: int(counts.active),
+        active: i32::try_from(roster.busy().len()).unwrap_or(i32::MAX),
         succeeded: int(counts.succeeded),
         failed: int(counts.failed),
         message,

@@ -6,13 +6,11 @@ use std::time::Duration;
 use jiff::Timestamp;
 use prepull_api::task::NodeName;
 
-use super::{Action, EarlyTagStates, Effects};
-use crate::kruise::jobs::fleet::{Fleet, FleetNode, Presence};
-use crate::kruise::jobs::pods::{self, PodCounts, Pods};
-use crate::kruise::jobs::roster::Roster;
-use crate::kruise::jobs::slot_group::SlotGroup;
-use crate::kruise::jobs::status::End;
-use crate::kruise::jobs::{Pod, tag_requests};
+use super::fleet::{Fleet, FleetNode, Presence};
+use super::pods::{self, PodCounts, Pods};
+use super::roster::Roster;
+use super::status::End;
+use super::{Action, EarlyTagStates, Effects, Pod, tag_requests};
 use crate::kruise::rules::{Completion, NodeChoice, ValidPullJob};
 use crate::kruise::{TagKey, TagRequest, TagState};
 use crate::shared::objects::ObjectId;
@@ -50,12 +48,12 @@ impl Run {
     }
 
     /// Takes over a changed spec.
-    pub(super) fn change_job(&mut self, id: &ObjectId, job: ValidPullJob, group: &mut SlotGroup) {
+    pub(super) fn change_job(&mut self, id: &ObjectId, job: ValidPullJob) {
         let request = tag_requests::tag_request(id, &job);
         if self.request.key != request.key {
-            self.roster.reset(group);
+            self.roster.reset();
         } else if *self.request != request {
-            self.roster.mark_requests_outdated(group);
+            self.roster.mark_requests_outdated();
         }
         if *self.request != request {
             self.request = Arc::new(request);
@@ -63,37 +61,27 @@ impl Run {
         (self.job, self.stalled) = (job, None);
     }
 
-    /// Selects the nodes anew, takes over the states of tags that arrived before the spec was valid, and counts.
+    /// Selects the nodes anew, and takes over the states of tags that arrived before the spec was valid.
     pub(super) fn restart(
         &mut self,
         namespace: &str,
         fleet: &Fleet,
         pods: &Pods,
         early_states: EarlyTagStates,
-        group: &mut SlotGroup,
     ) {
-        self.roster.stop_counting(group);
+        self.roster.set_never(self.job.template.completion == Completion::Never);
         self.pods = match &self.job.template.nodes {
             NodeChoice::Pods(selector) => pods.count_matching(namespace, selector),
             _ => PodCounts::default(),
         };
         for node in fleet.all() {
-            self.roster.select(node, self.selects(node), group);
+            self.observe_node(node);
         }
         for ((node, key), state) in early_states {
             if let Some(node) = fleet.get(&node) {
-                self.set_tag_state(node, &key, state, group);
+                self.set_tag_state(node, &key, state);
             }
         }
-        self.start_counting(group);
-    }
-
-    pub(super) fn start_counting(&mut self, group: &mut SlotGroup) {
-        self.roster.start_counting(self.job.template.completion == Completion::Never, group);
-    }
-
-    pub(super) fn stop_counting(&mut self, group: &mut SlotGroup) {
-        self.roster.stop_counting(group);
     }
 
     pub(super) fn roster(&self) -> &Roster {
@@ -114,31 +102,20 @@ impl Run {
     }
 
     /// Reacts to a node that is new, or has other labels or pods. Returns whether that changes something.
-    pub(super) fn observe_node(&mut self, node: &FleetNode, group: &mut SlotGroup) -> bool {
+    pub(super) fn observe_node(&mut self, node: &FleetNode) -> bool {
         let is_selected = self.selects(node);
-        self.roster.select(node, is_selected, group)
+        self.roster.select(node, is_selected)
     }
 
-    pub(super) fn remove_node(&mut self, node: &NodeName, group: &mut SlotGroup) -> bool {
-        self.roster.remove(node, group)
+    pub(super) fn remove_node(&mut self, node: &NodeName) -> bool {
+        self.roster.remove(node)
     }
 
-    pub(super) fn set_presence(
-        &mut self,
-        node: &NodeName,
-        presence: Presence,
-        group: &mut SlotGroup,
-    ) -> bool {
-        self.roster.set_presence(node, presence, group)
+    pub(super) fn set_presence(&mut self, node: &NodeName, presence: Presence) -> bool {
+        self.roster.set_presence(node, presence)
     }
 
-    pub(super) fn observe_pod(
-        &mut self,
-        old: Option<&Pod>,
-        new: Option<&Pod>,
-        fleet: &Fleet,
-        group: &mut SlotGroup,
-    ) -> bool {
+    pub(super) fn observe_pod(&mut self, old: Option<&Pod>, new: Option<&Pod>, fleet: &Fleet) -> bool {
         let NodeChoice::Pods(selector) = &self.job.template.nodes else { return false };
         let [old, new] = [old, new].map(|pod| pod.and_then(|pod| pods::matching_node(pod, selector)));
         if old == new {
@@ -148,40 +125,29 @@ impl Run {
         for (node, matches) in [(old, false), (new, true)] {
             let Some(node) = node else { continue };
             self.pods.change(node, matches);
-            has_changed |= fleet.get(node).is_some_and(|node| self.observe_node(node, group));
+            has_changed |= fleet.get(node).is_some_and(|node| self.observe_node(node));
         }
         has_changed
     }
 
-    pub(super) fn set_tag_state(
-        &mut self,
-        node: &FleetNode,
-        key: &TagKey,
-        state: TagState,
-        group: &mut SlotGroup,
-    ) -> bool {
-        *key == self.request.key && self.roster.set_tag_state(node, state, group)
+    pub(super) fn set_tag_state(&mut self, node: &FleetNode, key: &TagKey, state: TagState) -> bool {
+        *key == self.request.key && self.roster.set_tag_state(node, state)
     }
 
     /// Requests the tag of the node if the job wants to. Returns whether it did.
-    pub(super) fn request_tag(
-        &mut self,
-        node: &NodeName,
-        group: &mut SlotGroup,
-        fx: &mut Effects<'_>,
-    ) -> bool {
-        let wants = self.roster.wants(node);
-        if wants {
-            let new_round = self.roster.mark_requested(node, group);
+    pub(super) fn request_tag(&mut self, node: &NodeName, fx: &mut Effects<'_>) -> bool {
+        let is_wanted = self.roster.wanted().contains(node);
+        if is_wanted {
+            let new_round = self.roster.mark_requested(node);
             fx.emit(Action::RequestTag { node: node.clone(), request: self.request.clone(), new_round });
         }
-        wants
+        is_wanted
     }
 
     /// Begins the rounds that are due, and replaces the requests that are outdated.
-    pub(super) fn advance(&mut self, group: &mut SlotGroup, fx: &mut Effects<'_>) {
-        self.roster.begin_rounds(fx.now, group);
-        while let Some(node) = self.roster.pop_outdated(group) {
+    pub(super) fn advance(&mut self, fx: &mut Effects<'_>) {
+        self.roster.begin_rounds(fx.now);
+        while let Some(node) = self.roster.pop_outdated() {
             fx.emit(Action::RequestTag { node, request: self.request.clone(), new_round: false });
         }
     }
@@ -196,7 +162,10 @@ impl Run {
         if self.deadline(start).is_some_and(|at| at <= now) {
             return Some(End::Deadline);
         }
-        let is_stalled = counts.active + counts.wanted + counts.wanted_offline == 0 && !is_paused;
+        let is_stalled = self.roster.busy().is_empty()
+            && self.roster.wanted().is_empty()
+            && counts.wanted_offline == 0
+            && !is_paused;
         self.stalled = is_stalled.then(|| self.stalled.unwrap_or(now));
         self.offline_deadline().is_some_and(|at| at <= now).then_some(End::Unresponsive)
     }
