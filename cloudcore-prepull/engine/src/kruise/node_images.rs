@@ -148,7 +148,7 @@ impl NodeImages {
                 }
             }
             Input::SlotFreed(node) => {
-                if self.nodes.get(&node).is_some_and(TrackedNode::has_waiting_pull) {
+                if self.nodes.get(&node).is_some_and(|node| node.pulls.has_waiting()) {
                     self.dirty.insert(node);
                 }
             }
@@ -159,7 +159,7 @@ impl NodeImages {
     /// A job requests a tag on a node. With `new_round` a tag that has ended is pulled once more.
     pub(crate) fn request_tag(&mut self, node: &NodeName, request: Arc<TagRequest>, new_round: bool) {
         if let Some(tracked) = self.nodes.get_mut(node) {
-            tracked.request_tag(request, new_round);
+            tracked.requests.push(request, new_round);
             self.dirty.insert(node.clone());
         }
     }
@@ -227,7 +227,7 @@ impl NodeImages {
 
     fn replace_nodes(&mut self, nodes: Vec<NodeView>, now: Timestamp) {
         let existing: BTreeSet<NodeName> = nodes.iter().map(|node| node.name.clone()).collect();
-        let known = self.nodes.iter().filter(|(_, node)| node.node().is_some());
+        let known = self.nodes.iter().filter(|(_, node)| node.node.is_some());
         let gone = known.map(|(name, _)| name).filter(|name| !existing.contains(*name));
         for name in gone.cloned().collect::<Vec<_>>() {
             self.remove_node(&name, now);
@@ -239,17 +239,17 @@ impl NodeImages {
 
     fn observe_node(&mut self, node: NodeView) {
         let name = node.name.clone();
-        let known = self.nodes.get(&name).and_then(TrackedNode::node);
+        let known = self.nodes.get(&name).and_then(|known| known.node.as_ref());
         // Most changes of a Node are heartbeats.
         if known == Some(&node) {
             return;
         }
-        self.nodes.entry(name.clone()).or_default().set_node(Some(node));
+        self.nodes.entry(name.clone()).or_default().node = Some(node);
         self.dirty.insert(name);
     }
 
     fn remove_node(&mut self, name: &NodeName, now: Timestamp) {
-        self.update(name, now, |node, _| node.set_node(None));
+        self.update(name, now, |node, _| node.node = None);
     }
 
     fn replace_node_images(&mut self, objects: Vec<Object>, now: Timestamp) {
@@ -293,7 +293,7 @@ impl NodeImages {
 
     /// The reference of the image of a task, if the node has the task.
     pub(crate) fn images_of(&self, node: &NodeName, task: &TaskId) -> Option<Arc<str>> {
-        self.nodes.get(node)?.images_of(task)
+        self.nodes.get(node)?.pulls.images_of(task)
     }
 
     /// Changes a node that is known, and has it reconciled.
@@ -324,10 +324,10 @@ impl NodeImages {
                 | EdgeMessage::Blobs(_)
                 | EdgeMessage::Other => {}
                 EdgeMessage::Accepted { task } => {
-                    self.update(&node, now, |node, fx| node.accept_task(&task, fx));
+                    self.update(&node, now, |node, fx| node.pulls.accept(&task, fx));
                 }
                 EdgeMessage::Progress(progress) => {
-                    self.update(&node, now, |node, fx| node.progress(&progress, fx));
+                    self.update(&node, now, |node, fx| node.pulls.progress(&progress, fx));
                 }
                 EdgeMessage::Result(result) if self.nodes.contains_key(&node) => {
                     self.update(&node, now, |node, fx| node.end_task(&result, fx));

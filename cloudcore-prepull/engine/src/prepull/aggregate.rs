@@ -1,14 +1,9 @@
-//! The status and the reports of a job, made from its state. Pure.
+//! The reports of a job, and what its status shows of its nodes and in its conditions. Pure.
 
 mod conditions;
 
-use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use prepull_api::crd::report::{MAX_NODES_IN_REPORT, ReportBody};
-use prepull_api::crd::status::{
-    FailureCount, ImagePrePullJobStatus, JobPhase, MAX_NODES_IN_STATUS, NodePhase, NodeStatus, RecheckStatus,
-    RolloutStatus, SkippedNode, Summary,
-};
+use prepull_api::crd::status::{MAX_NODES_IN_STATUS, NodePhase, NodeStatus, Summary};
 
 pub(crate) use self::conditions::{FAILED, FINISHED, SUSPENDED};
 pub use self::conditions::{OtherSpec, Situation, conditions};
@@ -24,91 +19,6 @@ pub const NODE_STATUS_BUDGET: usize = 160 * 1024;
 pub const REPORT_BUDGET: usize = 1024 * 1024;
 /// The characters that are left of a reason that was cut.
 const SHORT_REASON: usize = 120;
-
-/// The state that a status is made of.
-#[derive(Debug)]
-pub struct Parts<'a> {
-    /// The generation of the spec that was seen last.
-    pub generation: Option<i64>,
-    /// The phase of the job.
-    pub phase: JobPhase,
-    /// One sentence for a person.
-    pub reason: String,
-    /// When the nodes were selected.
-    pub start_time: Option<Timestamp>,
-    /// When the job ended.
-    pub completion_time: Option<Timestamp>,
-    /// From when activeDeadlineSeconds counts.
-    pub active_since: Option<Timestamp>,
-    /// Where the waves stand.
-    pub rollout: Option<RolloutStatus>,
-    /// How many rounds beyond the first have begun.
-    pub retry: u32,
-    /// The last re-check.
-    pub recheck: Option<RecheckStatus>,
-    /// Number of the first attempt in this run.
-    pub first_attempt: u32,
-    /// A hash of the fixed part of the spec that the job began with.
-    pub spec_hash: &'a str,
-    /// The spec that is carried out, as JSON.
-    pub started_spec: &'a str,
-    /// How many nodes are in each phase, and how many were skipped.
-    pub summary: Summary,
-    /// How many nodes have failed or are unknown, by code.
-    pub failures_by_code: Vec<FailureCount>,
-    /// The conditions that were written last, so that a transition time changes only with its status.
-    pub conditions: &'a [Condition],
-    /// What the conditions follow from.
-    pub situation: Situation<'a>,
-    /// The nodes that were left out.
-    pub skipped: &'a [SkippedNode],
-}
-
-/// Makes the status.
-pub fn status<'a>(
-    parts: Parts<'_>,
-    nodes: impl Iterator<Item = &'a NodeStatus>,
-    now: Timestamp,
-) -> ImagePrePullJobStatus {
-    let Parts {
-        generation,
-        phase,
-        reason,
-        start_time,
-        completion_time,
-        active_since,
-        rollout,
-        retry,
-        recheck,
-        first_attempt,
-        spec_hash,
-        started_spec,
-        summary,
-        failures_by_code,
-        conditions,
-        situation,
-        skipped,
-    } = parts;
-    ImagePrePullJobStatus {
-        observed_generation: generation,
-        phase,
-        reason,
-        start_time: start_time.map(Time),
-        completion_time: completion_time.map(Time),
-        active_since: active_since.map(Time),
-        summary,
-        failures_by_code,
-        rollout,
-        retry,
-        recheck,
-        first_attempt: stored_first_attempt(first_attempt),
-        spec_hash: spec_hash.to_owned(),
-        started_spec: started_spec.to_owned(),
-        conditions: self::conditions(&situation, conditions, generation, now),
-        node_status: view(nodes),
-        skipped_nodes: skipped.iter().take(MAX_NODES_IN_STATUS).cloned().collect(),
-    }
-}
 
 /// How many rounds of a job have begun.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -129,7 +39,7 @@ impl Rounds {
 }
 
 /// The number as objects have it, which leave out that of the first run.
-fn stored_first_attempt(first_attempt: u32) -> Option<u32> {
+pub(crate) fn stored_first_attempt(first_attempt: u32) -> Option<u32> {
     Some(first_attempt).filter(|first| *first > FIRST_ATTEMPT)
 }
 
@@ -144,14 +54,7 @@ pub fn report<'a>(
     let nodes: Vec<&NodeStatus> = nodes.collect();
     let mut summary = Summary { desired: count(nodes.len()), ..Summary::default() };
     for node in &nodes {
-        let of_phase = match node.phase {
-            NodePhase::Pending => &mut summary.pending,
-            NodePhase::InProgress => &mut summary.in_progress,
-            NodePhase::Successful => &mut summary.successful,
-            NodePhase::Failure => &mut summary.failure,
-            NodePhase::Unknown => &mut summary.unknown,
-        };
-        *of_phase += 1;
+        *in_phase(&mut summary, node.phase) += 1;
     }
     // Edges make up their reasons. Where each image has long ones, the shortened ones don't fit either.
     let node_status = within(&nodes, REPORT_BUDGET, &[shortened, without_reasons]);
@@ -169,12 +72,23 @@ pub fn nodes_in_report<'a>(images: impl Iterator<Item = &'a str>) -> usize {
     (REPORT_BUDGET * 2 / 3 / node).clamp(1, MAX_NODES_IN_REPORT)
 }
 
+/// The number of nodes in this phase.
+pub(crate) fn in_phase(summary: &mut Summary, phase: NodePhase) -> &mut u32 {
+    match phase {
+        NodePhase::Pending => &mut summary.pending,
+        NodePhase::InProgress => &mut summary.in_progress,
+        NodePhase::Successful => &mut summary.successful,
+        NodePhase::Failure => &mut summary.failure,
+        NodePhase::Unknown => &mut summary.unknown,
+    }
+}
+
 fn count(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 
 /// The nodes of a status: those that need attention first, or all in the job's order if they fit.
-fn view<'a>(nodes: impl Iterator<Item = &'a NodeStatus>) -> Vec<NodeStatus> {
+pub(crate) fn view<'a>(nodes: impl Iterator<Item = &'a NodeStatus>) -> Vec<NodeStatus> {
     let mut ranked: Vec<(usize, &NodeStatus)> = nodes.enumerate().collect();
     if ranked.len() > MAX_NODES_IN_STATUS {
         ranked.sort_by_key(|(at, node)| (rank(node.phase), *at));
@@ -291,6 +205,8 @@ fn short(reason: &str) -> String {
 mod tests {
     use std::collections::BTreeSet;
 
+    use jiff::Timestamp;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use prepull_api::crd::status::{Action, ActionStatus, ImageStatus, Tristate};
 
     use super::*;

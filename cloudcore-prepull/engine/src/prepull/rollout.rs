@@ -23,8 +23,10 @@ use prepull_api::crd::status::{FailureCount, NodeClock, NodePhase, NodeStatus, R
 use prepull_api::failure::FailureCode;
 use prepull_api::task::NodeName;
 
+use crate::prepull::aggregate::in_phase;
 use crate::prepull::download::WindowRule;
 use crate::prepull::validate::{Ratio, Step};
+use crate::shared::delay_queue::DelayQueue;
 use crate::shared::postponement::Postponement;
 use crate::shared::session::SessionId;
 use crate::shared::writes::Start;
@@ -108,8 +110,6 @@ struct Member {
     clock: NodeClock,
     /// When its window opens, and the reason why it does not start before.
     opens: Option<(Timestamp, String)>,
-    /// When it is out of time, as [`Rollout::deadlines`] has it.
-    deadline: Option<Timestamp>,
     /// Its place is empty.
     has_left: bool,
     /// The number of its last start.
@@ -202,7 +202,7 @@ pub fn begin_again(record: &mut NodeStatus) {
 }
 
 /// The nodes of one job.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Rollout {
     settings: Settings,
     members: Vec<Member>,
@@ -225,8 +225,8 @@ pub struct Rollout {
     recheck_until: Option<Timestamp>,
     /// The places of nodes that are being checked.
     rechecking: BTreeSet<usize>,
-    /// The deadlines of the nodes in progress, with their places.
-    deadlines: BTreeSet<(Timestamp, usize)>,
+    /// When the nodes in progress, by their places, are out of time.
+    deadlines: DelayQueue<usize>,
     /// When the secrets of postponed nodes are to be read again, with their places.
     postponed: BTreeSet<(Timestamp, usize)>,
     /// When the windows open of pending nodes that are online, with their places.
@@ -261,29 +261,12 @@ impl Rollout {
 
     fn with(settings: Settings, records: Vec<NodeStatus>, closed: bool) -> Self {
         let mut rollout = Self {
-            settings,
             members: Vec::with_capacity(records.len()),
             index: HashMap::with_capacity(records.len()),
-            left: HashMap::new(),
-            startable: BTreeSet::new(),
-            in_progress: BTreeSet::new(),
-            recording: BTreeSet::new(),
-            withdrawn: BTreeSet::new(),
             first_attempt: FIRST_ATTEMPT,
-            starts: 0,
-            recheck_until: None,
-            rechecking: BTreeSet::new(),
-            deadlines: BTreeSet::new(),
-            postponed: BTreeSet::new(),
-            shut: BTreeSet::new(),
-            offline: 0,
-            counts: Summary::default(),
-            failures: BTreeMap::new(),
-            missing: 0,
-            waves: Waves::default(),
+            settings,
             closed,
-            touched: Vec::new(),
-            moves: Vec::new(),
+            ..Self::default()
         };
         for record in records {
             rollout.add(record);
@@ -335,7 +318,7 @@ impl Rollout {
         }
         self.index.insert(name.clone(), at);
         self.counts.desired += 1;
-        *self.count(record.phase) += 1;
+        *in_phase(&mut self.counts, record.phase) += 1;
         match record.phase {
             NodePhase::Pending => self.offline += 1,
             NodePhase::InProgress => {
@@ -355,7 +338,6 @@ impl Rollout {
             busy: false,
             clock,
             opens: None,
-            deadline: None,
             has_left: false,
             start: 0,
             is_stamped: false,

@@ -6,7 +6,7 @@ use std::hash::Hash;
 use jiff::Timestamp;
 
 /// A delay queue: each key has at most one moment. Of keys with the same moment the smaller one comes first.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct DelayQueue<K> {
     order: BTreeSet<(Timestamp, K)>,
     moments: HashMap<K, Timestamp>,

@@ -64,7 +64,7 @@ pub(super) struct Counts {
     pub(super) wanted_offline: u32,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Roster {
     job: JobUid,
     entries: HashMap<SharedName, Entry>,
@@ -84,17 +84,7 @@ pub(super) struct Roster {
 
 impl Roster {
     pub(super) fn new(job: JobUid) -> Self {
-        Self {
-            job,
-            entries: HashMap::new(),
-            is_never: false,
-            counts: Counts::default(),
-            busy: BTreeSet::new(),
-            wanted: BTreeSet::new(),
-            failed: BTreeSet::new(),
-            outdated: BTreeSet::new(),
-            rounds: BTreeSet::new(),
-        }
+        Self { job, ..Self::default() }
     }
 
     pub(super) fn counts(&self) -> Counts {

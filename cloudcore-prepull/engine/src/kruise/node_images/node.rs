@@ -2,12 +2,10 @@
 
 mod write;
 
-use std::sync::Arc;
-
 use jiff::Timestamp;
 use prepull_api::selector::Selector;
 use prepull_api::task::{JobUid, TaskId, TaskResult};
-use prepull_api::wire::{OpenTask, Progress};
+use prepull_api::wire::OpenTask;
 
 use super::compact::CompactNodeImage;
 use super::effects::NodeEffects;
@@ -17,7 +15,7 @@ use super::reported::ReportedStates;
 use super::requests::RequestQueue;
 use super::shared_parts::SharedParts;
 use super::{Context, Written};
-use crate::kruise::{NodeImageUpdate, TagRequest};
+use crate::kruise::NodeImageUpdate;
 use crate::shared::events::ObjectKind;
 use crate::shared::node_view::NodeView;
 use crate::shared::objects::Unreadable;
@@ -29,45 +27,22 @@ use write::Writes;
 /// The label of nodes that get no NodeImage, as in Kruise.
 const VIRTUAL: (&str, &str) = ("type", "virtual-kubelet");
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct TrackedNode {
     /// The Node; `None` if there is none.
-    node: Option<NodeView>,
+    pub(super) node: Option<NodeView>,
     object: ObjectState,
     /// The node's session; `None` while the node is offline.
     session: Option<SessionId>,
-    pulls: Pulls,
+    pub(super) pulls: Pulls,
     /// Whether the pulls are in line with the object.
     is_synced: bool,
-    requests: RequestQueue,
+    pub(super) requests: RequestQueue,
     reported: ReportedStates,
     writes: Writes,
 }
 
-impl Default for TrackedNode {
-    fn default() -> Self {
-        Self {
-            node: None,
-            object: ObjectState::Absent,
-            session: None,
-            pulls: Pulls::default(),
-            is_synced: false,
-            requests: RequestQueue::default(),
-            reported: ReportedStates::default(),
-            writes: Writes::default(),
-        }
-    }
-}
-
 impl TrackedNode {
-    pub(super) fn node(&self) -> Option<&NodeView> {
-        self.node.as_ref()
-    }
-
-    pub(super) fn set_node(&mut self, node: Option<NodeView>) {
-        self.node = node;
-    }
-
     /// Whether there is no NodeImage.
     pub(super) fn is_without_object(&self) -> bool {
         matches!(self.object, ObjectState::Absent)
@@ -100,18 +75,9 @@ impl TrackedNode {
             && !self.writes.is_in_flight()
     }
 
-    /// Whether a pull waits for a free slot.
-    pub(super) fn has_waiting_pull(&self) -> bool {
-        self.pulls.has_waiting()
-    }
-
     /// Whether a job owns one of the tags.
     pub(super) fn is_owned_by_any(&self, is_meant: impl Fn(&JobUid) -> bool) -> bool {
         self.object.present().is_some_and(|object| object.is_owned_by_any(is_meant))
-    }
-
-    pub(super) fn request_tag(&mut self, request: Arc<TagRequest>, new_round: bool) {
-        self.requests.push(request, new_round);
     }
 
     /// Whether the NodeImage has this UID, or there is none.
@@ -202,21 +168,6 @@ impl TrackedNode {
     /// A dispatch has ended.
     pub(super) fn end_dispatch(&mut self, task: &TaskId, outcome: DispatchOutcome, fx: &mut NodeEffects<'_>) {
         self.pulls.end_dispatch(task, outcome, self.session, self.object.present(), fx);
-    }
-
-    /// The reference of the image of a task, if the node has the task.
-    pub(super) fn images_of(&self, task: &TaskId) -> Option<Arc<str>> {
-        self.pulls.images_of(task)
-    }
-
-    /// The node has accepted a task.
-    pub(super) fn accept_task(&mut self, task: &TaskId, fx: &mut NodeEffects<'_>) {
-        self.pulls.accept(task, fx);
-    }
-
-    /// The node has made progress with a task.
-    pub(super) fn progress(&mut self, progress: &Progress, fx: &mut NodeEffects<'_>) {
-        self.pulls.progress(progress, fx);
     }
 
     /// The node has ended a task.

@@ -3,9 +3,10 @@
 use super::compact::CompactNodeImage;
 
 /// What is known of a node's NodeImage.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) enum ObjectState {
     /// There is none: it is created if the node should have one.
+    #[default]
     Absent,
     /// There is one with a field of the wrong type. It is left alone until it is corrected or deleted.
     Unreadable,

@@ -16,14 +16,17 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::crd::job::ImagePrePullJob;
-use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodeClock, NodePhase, NodeStatus, Summary};
+use prepull_api::crd::status::{
+    ImagePrePullJobStatus, JobPhase, MAX_NODES_IN_STATUS, NodeClock, NodePhase, NodeStatus, Summary,
+};
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{JobUid, NodeName, TaskId, TaskResult};
 use prepull_api::wire::{CloudMessage, OpenTask, Progress, truncate_reason};
 
 use super::{Action, Content, Effects, JobObject, Object, cancel, rest_of};
-use crate::prepull::aggregate::{self, OtherSpec, Parts, Situation};
+use crate::prepull::aggregate::{self, OtherSpec, Situation};
 use crate::prepull::plan;
 use crate::prepull::rollout::Reattach;
 use crate::prepull::validate::ValidatedJob;
@@ -426,39 +429,36 @@ impl Job {
         let warning = self.members.job().and_then(plan::self_assigned_labels);
         let warning = warning.as_deref().map(truncate_reason);
         let is_other = course.has_begun() && !course.ended_as_cancelled() && self.spec.is_other();
-        let parts = Parts {
-            generation: Some(self.spec.generation()),
+        let situation = Situation {
+            phase: course.phase(),
+            started: course.has_begun(),
+            suspended: course.policy().suspend,
+            ended_as: course.failed_as(),
+            refusal: self.spec.refusal(),
+            other: is_other.then_some(if self.next.is_some() { OtherSpec::Next } else { OtherSpec::Refused }),
+            warning: warning.as_deref(),
+            reason: course.reason(),
+        };
+        let generation = Some(self.spec.generation());
+        ImagePrePullJobStatus {
+            observed_generation: generation,
             phase: course.phase(),
             reason: reason_with_refusal(course.reason(), self.spec.refusal().filter(|_| course.has_begun())),
-            start_time: course.started(),
-            completion_time: course.ended(),
-            active_since: course.active_since(),
+            start_time: course.started().map(Time),
+            completion_time: course.ended().map(Time),
+            active_since: course.active_since().map(Time),
+            summary,
+            failures_by_code: rollout.failures(),
             rollout: rollout.waves(),
             retry: course.rounds(),
             recheck: course.recheck_status(rollout.rechecked()),
-            first_attempt: course.first_attempt(),
-            spec_hash: self.spec.hash(),
-            started_spec: self.spec.stored(),
-            summary,
-            failures_by_code: rollout.failures(),
-            conditions: self.output.conditions(),
-            situation: Situation {
-                phase: course.phase(),
-                started: course.has_begun(),
-                suspended: course.policy().suspend,
-                ended_as: course.failed_as(),
-                refusal: self.spec.refusal(),
-                other: is_other.then_some(if self.next.is_some() {
-                    OtherSpec::Next
-                } else {
-                    OtherSpec::Refused
-                }),
-                warning: warning.as_deref(),
-                reason: course.reason(),
-            },
-            skipped: self.members.skipped(),
-        };
-        aggregate::status(parts, rollout.records(), now)
+            first_attempt: aggregate::stored_first_attempt(course.first_attempt()),
+            spec_hash: self.spec.hash().to_owned(),
+            started_spec: self.spec.stored().to_owned(),
+            conditions: aggregate::conditions(&situation, self.output.conditions(), generation, now),
+            node_status: aggregate::view(rollout.records()),
+            skipped_nodes: self.members.skipped().iter().take(MAX_NODES_IN_STATUS).cloned().collect(),
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use prepull_api::failure::FailureCode;
 use prepull_api::task::NodeName;
 
 use super::{BUSY, Decision, OFFLINE, REPORT_GRACE, Rollout, Touched, is_missing, is_rechecking};
+use crate::prepull::aggregate::in_phase;
 use crate::shared::pacing::Moment;
 use crate::shared::session::SessionId;
 use crate::shared::writes::Start;
@@ -38,8 +39,8 @@ impl Rollout {
     fn change(&mut self, at: usize, phase: NodePhase, code: Option<FailureCode>, reason: String) {
         let before = self.members[at].record.phase;
         self.count_failure(at, false);
-        *self.count(before) -= 1;
-        *self.count(phase) += 1;
+        *in_phase(&mut self.counts, before) -= 1;
+        *in_phase(&mut self.counts, phase) += 1;
         let offline = usize::from(self.members[at].online.is_none());
         for (changed, entered) in [(before, false), (phase, true)] {
             match changed {
@@ -145,16 +146,6 @@ impl Rollout {
         }
     }
 
-    pub(super) fn count(&mut self, phase: NodePhase) -> &mut u32 {
-        match phase {
-            NodePhase::Pending => &mut self.counts.pending,
-            NodePhase::InProgress => &mut self.counts.in_progress,
-            NodePhase::Successful => &mut self.counts.successful,
-            NodePhase::Failure => &mut self.counts.failure,
-            NodePhase::Unknown => &mut self.counts.unknown,
-        }
-    }
-
     /// Brings the two indexes in line with the member.
     pub(super) fn index_member(&mut self, at: usize) {
         let is_rechecking = is_rechecking(&self.members[at].record) && !self.members[at].has_left;
@@ -163,12 +154,8 @@ impl Rollout {
         } else {
             self.rechecking.remove(&at);
         }
-        let deadline = self.deadline(at);
+        self.deadlines.set(&at, self.deadline(at));
         let member = &mut self.members[at];
-        if let Some(before) = std::mem::replace(&mut member.deadline, deadline) {
-            self.deadlines.remove(&(before, at));
-        }
-        self.deadlines.extend(deadline.map(|deadline| (deadline, at)));
         let postponed = member.postponed.as_ref().and_then(|postponed| postponed.waits.as_ref());
         let waits = match (member.record.phase, member.online, member.busy) {
             _ if member.has_left => None,

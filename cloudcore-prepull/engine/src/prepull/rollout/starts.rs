@@ -10,7 +10,7 @@ use super::{Decision, Flight, Rollout, Settings, Verdict};
 impl Rollout {
     /// The moment at which [`Self::advance`] has something to do although nothing happened.
     pub fn next_deadline(&self) -> Option<Timestamp> {
-        let deadline = self.deadlines.first().map(|(at, _)| *at);
+        let deadline = self.deadlines.next_due();
         // A re-check leaves the waves where they were.
         let may_go_on = self.recheck_until.is_none() && self.verdict() == Verdict::Running;
         let wave = self.waves.paused_until(self.settings.pause).filter(|_| may_go_on);
@@ -23,14 +23,13 @@ impl Rollout {
     /// Ends the nodes whose time is over, and starts as many as the concurrency and the tolerance allow.
     pub fn advance(&mut self, now: Timestamp) -> Vec<Decision> {
         let mut decisions = Vec::new();
-        while let Some(&(deadline, at)) = self.deadlines.first().filter(|(deadline, _)| *deadline <= now) {
+        while let Some(at) = self.deadlines.pop_due(now) {
             let timeout = self.settings.timeout.as_secs();
             let (code, state) = match self.members[at].online {
                 Some(_) => (FailureCode::NoResult, "connected and silent"),
                 None => (FailureCode::Offline, "offline"),
             };
             let reason = format!("no result within timeoutSeconds ({timeout}): the node is {state}");
-            self.deadlines.remove(&(deadline, at));
             decisions.push(self.expire(at, code, &reason, now));
         }
         decisions.extend(self.end_late_rechecks(now));

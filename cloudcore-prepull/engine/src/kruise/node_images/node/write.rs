@@ -30,7 +30,7 @@ const PROGRESS_DELAY: Duration = Duration::from_secs(3);
 /// Before a write for progress is tried again that the fleet's [budget](super::super::progress_budget) did not allow.
 const PROGRESS_RETRY: Duration = Duration::from_secs(1);
 
-/// The course of the writes of one NodeImage. Jobs have `StatusWrites` instead, though both pace and retry: spec and status
+/// The course of the writes of one NodeImage. Jobs have their own, though both pace and retry: spec and status
 /// of a NodeImage share one version, and its progress may wait, while each status of a job is urgent.
 #[derive(Debug)]
 pub(super) struct Writes {

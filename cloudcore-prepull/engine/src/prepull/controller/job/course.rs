@@ -6,13 +6,13 @@ use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, RecheckStatus, R
 
 use super::super::DELETE_RETRY;
 use crate::prepull::aggregate::{self, Rounds};
-use crate::prepull::rollout::{FIRST_ATTEMPT, RECHECK_TIME, Rechecked, Verdict};
+use crate::prepull::rollout::{RECHECK_TIME, Rechecked, Verdict};
 use crate::prepull::validate::{RunPolicy, ValidatedJob};
 use crate::shared::counted::counted;
 use crate::shared::reasons;
 
 /// Where a job is on its way.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Course {
     phase: JobPhase,
     /// One sentence for a person: what the job waits for, or why it failed.
@@ -106,26 +106,9 @@ impl Ending {
 }
 
 impl Course {
-    pub(super) fn new() -> Self {
-        Self {
-            phase: JobPhase::Init,
-            reason: String::new(),
-            failed_as: None,
-            policy: RunPolicy::default(),
-            tolerance: String::new(),
-            first_attempt: FIRST_ATTEMPT,
-            times: None,
-            rounds: 0,
-            rechecks: 0,
-            recheck: None,
-            is_draining: false,
-            delete_again_at: None,
-        }
-    }
-
     /// The course of a run that counts attempts from this number.
     pub(super) fn counting_from(first_attempt: u32) -> Self {
-        Self { first_attempt, ..Self::new() }
+        Self { first_attempt, ..Self::default() }
     }
 
     /// Number of the first attempt in this run.

@@ -43,7 +43,7 @@ impl Job {
             waiting: None,
             next: None,
             spec: SpecState::default(),
-            course: Course::new(),
+            course: Course::default(),
             members: Members::none(),
             output: Output::new(report_capacity),
             events: JobEvents::new(ObjectId { namespace: String::new(), name, uid: uid_of(object) }),
