@@ -4,11 +4,12 @@
 mod words;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use parking_lot::Mutex;
 use prepull_admission::records::record::Recorded;
 use prepull_api::edges::{Edge, EdgeList, EdgeQuery};
 use prepull_api::task::{NodeName, TaskId};
@@ -77,7 +78,7 @@ impl Directory {
     ) {
         let open = hello.open.iter().filter(|open| open.phase != OpenPhase::Finished);
         let open = open.map(|open| open.task.clone()).collect();
-        let mut all = self.lock();
+        let mut all = self.all.lock();
         let All { known, words } = &mut *all;
         let now_known = Known {
             session,
@@ -100,7 +101,7 @@ impl Directory {
         if !matches!(message, EdgeMessage::Accepted { .. } | EdgeMessage::Result(_) | EdgeMessage::State(_)) {
             return;
         }
-        let mut all = self.lock();
+        let mut all = self.all.lock();
         let All { known, words } = &mut *all;
         let Some(known) = known.get_mut(node).filter(|known| known.session == session) else { return };
         match message {
@@ -123,7 +124,7 @@ impl Directory {
 
     /// Notes that a session has ended, unless a newer one of the node has begun.
     pub(crate) fn disconnect(&self, node: &NodeName, session: SessionId, now: Timestamp) {
-        let all = &mut self.lock().known;
+        let all = &mut self.all.lock().known;
         let Some(known) = all.get_mut(node).filter(|known| known.session == session) else { return };
         if known.is_nodeless {
             all.remove(node);
@@ -135,7 +136,7 @@ impl Directory {
 
     /// Forgets the edges of Nodes that are not there any more.
     pub(crate) fn keep_nodes(&self, is_there: impl Fn(&NodeName) -> bool) {
-        self.lock().known.retain(|node, known| {
+        self.all.lock().known.retain(|node, known| {
             known.is_nodeless = !is_there(node);
             known.is_connected || !known.is_nodeless
         });
@@ -143,7 +144,7 @@ impl Directory {
 
     /// Notes whether there is this Node.
     pub(crate) fn note_node(&self, node: &NodeName, is_there: bool) {
-        let all = &mut self.lock().known;
+        let all = &mut self.all.lock().known;
         let Some(known) = all.get_mut(node) else { return };
         known.is_nodeless = !is_there;
         if !is_there && !known.is_connected {
@@ -171,7 +172,7 @@ impl Directory {
             known_since: Time(known_since),
             site_label: Some(site_label.to_owned()),
         };
-        let all = self.lock();
+        let all = self.all.lock();
         for node in nodes {
             let known = all.known.get(&node.name).map(Box::as_ref);
             let is_connected = known.is_some_and(|known| known.is_connected);
@@ -193,11 +194,6 @@ impl Directory {
             list.items.push(describe(node, known, recorded(&node.name), site_label));
         }
         list
-    }
-
-    fn lock(&self) -> MutexGuard<'_, All> {
-        // Nothing that holds the lock can leave the table half changed.
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,7 +1,6 @@
 //! Limits for log lines that anyone who reaches a port can cause, or whoever has one node's certificate.
 
-use std::sync::{Mutex, PoisonError};
-
+use parking_lot::Mutex;
 use prepull_api::task::NodeName;
 use prepull_engine::shared::pacing::{BucketPerKey, TokenBucket};
 use tokio::time::Instant;
@@ -28,7 +27,7 @@ impl Default for LogRate {
 impl LogRate {
     /// Whether one more line is logged now.
     pub(super) fn allows(&self, now: Instant) -> bool {
-        let mut rate = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rate = self.0.lock();
         rate.try_take(1.0, now.into_std()).is_ok()
     }
 }
@@ -47,7 +46,7 @@ impl Default for NodeLogRate {
 impl NodeLogRate {
     /// Whether one more line about the node is logged now.
     pub(super) fn allows(&self, node: &NodeName, now: Instant) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).try_take(node, now.into_std()).is_ok()
+        self.0.lock().try_take(node, now.into_std()).is_ok()
     }
 }
 

@@ -4,7 +4,7 @@
 //! version accept them for a cluster-scoped object in the namespace `default`, where `kubectl describe` finds them. With
 //! an `eventTime`, as kube's own `Recorder` sets it, older servers refuse them there (1.20, for one).
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use jiff::Timestamp;
@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1::{Event as CoreEvent, EventSource, ObjectReferenc
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::Client;
 use kube::api::Api;
+use parking_lot::Mutex;
 use prepull_api::crd::kruise;
 use prepull_engine::shared::events::{ObjectEvent, ObjectKind};
 use prepull_engine::shared::objects::ObjectId;
@@ -63,8 +64,7 @@ impl Events {
             _ => debug!(kind = kind.as_str(), %object, reason, note, "event"),
         }
         let bucket = if *warning { &self.failures } else { &self.successes };
-        // Nothing that holds the lock can leave the bucket half changed.
-        let mut bucket = bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bucket = bucket.lock();
         if !reasons::is_of_one_image(reason) || bucket.try_take(1.0, Instant::now()).is_ok() {
             self.offer(event);
         }

@@ -1,12 +1,12 @@
 //! The watches of Kruise's objects and of pods, whose events are turned into the engine's inputs.
 
 use std::fmt::Debug;
-use std::sync::{Mutex, PoisonError};
 
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::Api;
 use kube::{Client, Resource};
+use parking_lot::Mutex;
 use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob, NodeImage};
 use prepull_api::task::NodeName;
 use prepull_engine::engine;
@@ -35,7 +35,7 @@ pub(crate) async fn node_images(client: Client, inputs: mpsc::Sender<engine::Inp
     };
     let parts = Mutex::new(SharedParts::default());
     let compact = |object: Guarded<NodeImage>| {
-        let mut parts = parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut parts = parts.lock();
         readable(object).map(|object| Box::new(CompactNodeImage::new(*object, &mut parts)))
     };
     let watched = Watched {

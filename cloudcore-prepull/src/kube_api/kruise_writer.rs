@@ -6,11 +6,12 @@
 
 use std::collections::HashMap;
 use std::fmt::Debug;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::api::Api;
 use kube::{Client, Error, Resource, ResourceExt};
+use parking_lot::Mutex;
 use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob, ImagePullJobSpec, NodeImage, NodeImageSpec};
 use prepull_api::task::{JobUid, NodeName};
 use prepull_engine::kruise::jobs::{JobWrite, WriteTarget};
@@ -126,7 +127,7 @@ impl Writer {
 
     /// Thousands of answers may wait for the engine: each is made as small as the engine keeps it.
     fn compact(&self, object: NodeImage) -> CompactNodeImage {
-        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut parts = self.parts.lock();
         CompactNodeImage::new(object, &mut parts)
     }
 
@@ -190,7 +191,7 @@ impl Writer {
         K: Resource + Clone + DeserializeOwned + Debug,
     {
         // Until the outcome is known, so is no version.
-        let known = self.versions().take(&id.uid);
+        let known = self.versions.lock().take(&id.uid);
         for known in [known, None] {
             let is_read = known.is_none();
             let version = match known {
@@ -206,7 +207,7 @@ impl Writer {
                 Ok(written) => {
                     // Of most jobs nothing is written any more once they have ended.
                     if let Some(version) = written.resource_version().filter(|_| !has_ended) {
-                        self.versions().put(&id.uid, version);
+                        self.versions.lock().put(&id.uid, version);
                     }
                     return Ok(WriteOutcome::Done);
                 }
@@ -219,10 +220,6 @@ impl Writer {
             }
         }
         Ok(WriteOutcome::Failed)
-    }
-
-    fn versions(&self) -> MutexGuard<'_, Versions> {
-        self.versions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn create_child(
@@ -372,7 +369,7 @@ mod tests {
             async move {
                 let (head, body) = request.into_parts();
                 let body = body.collect().await.unwrap().to_bytes();
-                let (code, answer) = server.lock().unwrap().answer(&head.method, &body);
+                let (code, answer) = server.lock().answer(&head.method, &body);
                 let body = Body::from(answer.to_string().into_bytes());
                 Ok::<_, Infallible>(Response::builder().status(code).body(body).unwrap())
             }
@@ -387,7 +384,7 @@ mod tests {
         assert_eq!(write("late").await, WriteOutcome::Failed);
         assert_eq!(write("last but one").await, WriteOutcome::Done);
         assert_eq!(write("last").await, WriteOutcome::Done);
-        let mut server = server.lock().unwrap();
+        let mut server = server.lock();
         let late = server.late.clone().unwrap();
         assert!(!server.apply(&late));
         assert_eq!(server.status["message"], "last");

@@ -2,11 +2,11 @@
 //! repeat it every few seconds.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kube::core::Status;
 use kube::{Error, Resource};
+use parking_lot::Mutex;
 use prepull_api::crd::kruise;
 use prepull_program::errors::with_causes;
 use tracing::{error, warn};
@@ -108,8 +108,7 @@ impl FailureLog {
 
     /// Whether to log this problem of an operation now: it is a new one, or a minute has passed.
     pub(crate) fn is_due(&self, operation: &'static str, problem: &str, now: Instant) -> bool {
-        // Nothing that holds the lock can leave the map half changed.
-        let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logged = self.0.lock();
         let is_due = logged.get(operation).is_none_or(|(at, last)| last != problem || now >= *at + REPEAT);
         if is_due {
             logged.insert(operation, (now, problem.to_owned()));

@@ -2,10 +2,10 @@
 //! are told when that has allowed them.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
+use parking_lot::Mutex;
 use prepull_api::credentials::SecretUser;
 use prepull_api::overriders::SecretRef;
 use prepull_api::task::JobUid;
@@ -44,8 +44,7 @@ struct Wait {
 impl Withheld {
     /// The job waits until the owners of these secrets have allowed it to use them.
     pub(crate) fn wait(&self, job: &JobUid, name: &str, secrets: &[SecretRef], now: Instant) {
-        // Nothing that holds a lock here can leave a map half changed.
-        let mut waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waits = self.waits.lock();
         waits.retain(|_, wait| now < wait.asked + FORGOTTEN_AFTER);
         for secret in secrets {
             let key = (secret.clone(), job.clone());
@@ -65,7 +64,7 @@ impl Withheld {
     }
 
     fn is_due(&self, line: &str, now: Instant) -> bool {
-        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logged = self.logged.lock();
         logged.retain(|_, at| now < *at + MINUTE);
         let is_due = logged.len() < LINES && !logged.contains_key(line);
         if is_due {
@@ -76,7 +75,7 @@ impl Withheld {
 
     /// The waits of now, by secret.
     fn by_secret(&self, now: Instant) -> HashMap<SecretRef, Vec<(JobUid, String)>> {
-        let mut waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waits = self.waits.lock();
         waits.retain(|_, wait| now < wait.asked + FORGOTTEN_AFTER);
         let mut by_secret: HashMap<_, Vec<_>> = HashMap::new();
         for ((secret, job), wait) in &*waits {
@@ -86,7 +85,7 @@ impl Withheld {
     }
 
     fn end(&self, secret: &SecretRef, job: &JobUid) {
-        let mut waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waits = self.waits.lock();
         waits.remove(&(secret.clone(), job.clone()));
     }
 }

@@ -6,13 +6,14 @@ mod certificate;
 pub(super) mod edges;
 
 use std::future::ready;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use hyper::body::Incoming;
 use hyper::header::AUTHORIZATION;
 use hyper::{HeaderMap, Request, StatusCode};
 use kube::Client;
+use parking_lot::Mutex;
 use prepull_program::http::{self, Answer, TEXT, answer_metrics, answer_request};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
@@ -78,16 +79,16 @@ impl Readiness {
     }
 
     fn set_preflight(&self, preflight: Preflight) {
-        *self.preflight.lock().unwrap_or_else(PoisonError::into_inner) = preflight;
+        *self.preflight.lock() = preflight;
     }
 
     fn preflight(&self) -> Preflight {
-        self.preflight.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.preflight.lock().clone()
     }
 
     /// Sets what is not served although it is asked for, for the answer of /readyz.
     pub(crate) fn set_lack(&self, lack: Option<String>) {
-        *self.lack.lock().unwrap_or_else(PoisonError::into_inner) = lack;
+        *self.lack.lock() = lack;
     }
 
     /// The answer of /availablez: whether this replica does its part, as the leader or as a standby that could take over,
@@ -111,7 +112,7 @@ impl Readiness {
         let reason = match self.leadership.why_not() {
             Some(why) => format!("not the leader: {why}\n"),
             None if self.serving.load(Ordering::Relaxed) => {
-                let lack = self.lack.lock().unwrap_or_else(PoisonError::into_inner);
+                let lack = self.lack.lock();
                 let lack = lack.as_ref().map(|lack| format!("{lack}\n")).unwrap_or_default();
                 return (StatusCode::OK, format!("ok\n{lack}"));
             }

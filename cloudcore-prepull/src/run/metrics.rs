@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use prepull_api::crd::status::{JobPhase, Summary};
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{ImageOutcome, ImageResult, PulledBy, TaskOutcome};
@@ -233,8 +233,7 @@ impl Metrics {
         let running: BTreeMap<&str, [u32; 5]> = running.map(|(job, nodes)| (job, counts(nodes))).collect();
         let running: BTreeMap<&str, [u32; 5]> = running.into_iter().take(MAX_JOBS).collect();
         let label = |job: &str, phase| JobPhaseLabel { job_name: job.to_owned(), phase };
-        // Nothing that holds the lock can leave the table half changed.
-        let mut shown = self.shown_jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shown = self.shown_jobs.lock();
         shown.retain(|job, _| {
             let runs = running.contains_key(job.as_str());
             if !runs {

@@ -191,9 +191,9 @@ fn an_edge_whose_node_was_deleted_is_forgotten_with_its_session() {
     }
     directory.disconnect(&"b".into(), SESSION, at(2));
     directory.keep_nodes(|_| false);
-    assert_eq!(directory.lock().known.len(), 1, "one is still connected");
+    assert_eq!(directory.all.lock().known.len(), 1, "one is still connected");
     directory.disconnect(&"a".into(), SESSION, at(2));
-    assert_eq!(directory.lock().known.len(), 0);
+    assert_eq!(directory.all.lock().known.len(), 0);
     // Made again in the meantime, it is known as before.
     directory.connect(&"a".into(), SESSION, &hello(), UNIX_EPOCH, at(1));
     directory.note_node(&"a".into(), false);
@@ -201,7 +201,7 @@ fn an_edge_whose_node_was_deleted_is_forgotten_with_its_session() {
     directory.disconnect(&"a".into(), SESSION, at(2));
     assert_eq!(only(list(&directory, &nodes[..1], "")).last_seen, Some(Time(at(2))));
     directory.note_node(&"a".into(), false);
-    assert_eq!(directory.lock().known.len(), 0);
+    assert_eq!(directory.all.lock().known.len(), 0);
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! Slots that go to the source that has the fewest of them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use prepull_program::places::Source;
 use tokio::sync::oneshot;
 
@@ -43,7 +44,7 @@ impl Slots {
 
     /// Takes a slot if one is free. None is as long as anybody waits.
     pub(super) fn try_take(&self, source: Source) -> Option<Slot> {
-        let is_taken = self.lock().take_free(source);
+        let is_taken = self.0.lock().take_free(source);
         is_taken.then(|| Slot { slots: self.clone(), source })
     }
 
@@ -52,7 +53,7 @@ impl Slots {
         loop {
             let (giver, given) = oneshot::channel();
             let number = {
-                let mut book = self.lock();
+                let mut book = self.0.lock();
                 let is_taken = book.take_free(source);
                 if is_taken { None } else { Some(book.enqueue(source, giver)) }
             };
@@ -67,19 +68,14 @@ impl Slots {
 
     /// Whether anybody waits for a slot.
     pub(super) fn are_awaited(&self) -> bool {
-        !self.lock().order.is_empty()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Book> {
-        // Nothing that holds the lock can leave the book half changed.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        !self.0.lock().order.is_empty()
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
         let next = {
-            let mut book = self.slots.lock();
+            let mut book = self.slots.0.lock();
             book.count(self.source, |taken| *taken -= 1);
             let next = book.dequeue();
             match &next {
@@ -105,7 +101,7 @@ struct Waiting<'a> {
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         let left = {
-            let mut book = self.slots.lock();
+            let mut book = self.slots.0.lock();
             book.change(self.source, |waiting| waiting.remove(&self.number))
         };
         drop(left);
@@ -226,7 +222,7 @@ mod tests {
         drop((two, of_flood, more_of_flood));
         drop(flood);
         assert!(!slots.are_awaited());
-        let book = slots.lock();
+        let book = slots.0.lock();
         assert_eq!((book.free, book.taken.len(), book.waiting.len()), (3, 0, 0));
     }
 
@@ -240,6 +236,6 @@ mod tests {
         // It has been given a slot, and ends before it knows.
         drop(has_it);
         assert!((&mut waits_on).now_or_never().is_some());
-        assert_eq!(slots.lock().free, 1);
+        assert_eq!(slots.0.lock().free, 1);
     }
 }

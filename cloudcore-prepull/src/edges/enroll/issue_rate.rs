@@ -1,8 +1,8 @@
 //! How often certificates are issued: each one is recorded, and so costs a write at the API server.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use prepull_api::task::NodeName;
 use prepull_engine::shared::pacing::{BucketPerKey, TokenBucket};
 use tokio::time::Instant;
@@ -57,7 +57,7 @@ impl Default for IssueRate {
 impl IssueRate {
     /// Whether the node may join now.
     pub(super) fn check_join(&self, node: &NodeName, now: Instant) -> Result<(), TooOften> {
-        let wait = self.lock().nodes.wait_for(node, now.into_std());
+        let wait = self.0.lock().nodes.wait_for(node, now.into_std());
         if wait.is_zero() {
             Ok(())
         } else {
@@ -68,25 +68,20 @@ impl IssueRate {
     /// Whether the node may renew now.
     pub(super) fn check_renewal(&self, node: &NodeName, now: Instant) -> Result<(), TooOften> {
         self.check_join(node, now)?;
-        let wait = self.lock().all.wait_for(1.0, now.into_std());
+        let wait = self.0.lock().all.wait_for(1.0, now.into_std());
         if wait.is_zero() { Ok(()) } else { Err(TooOften::All { wait: whole_seconds(wait) }) }
     }
 
     /// Counts a join that was recorded. What is refused isn't counted: with an old key of the node, a thief could
     /// otherwise keep the node itself from renewing.
     pub(super) fn count_join(&self, node: &NodeName, now: Instant) {
-        self.lock().nodes.take(node, now.into_std());
+        self.0.lock().nodes.take(node, now.into_std());
     }
 
     /// Counts a renewal that was recorded.
     pub(super) fn count_renewal(&self, node: &NodeName, now: Instant) {
         self.count_join(node, now);
-        self.lock().all.take(1.0, now.into_std());
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Buckets> {
-        // Nothing that holds the lock can leave the buckets half changed.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().all.take(1.0, now.into_std());
     }
 }
 

@@ -1,8 +1,8 @@
 //! What people are told about keys: events on the Node, the log, metrics.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::{Instant, SystemTime};
 
+use parking_lot::Mutex;
 use prepull_api::task::{JobUid, NodeName};
 use prepull_engine::shared::events::{ObjectEvent, ObjectKind};
 use prepull_engine::shared::objects::ObjectId;
@@ -127,7 +127,7 @@ impl Alarms {
     }
 
     fn tell(&self, node: &NodeName, reason: &'static str, note: String) {
-        if !self.told.lock().unwrap_or_else(PoisonError::into_inner).may_tell(node, reason, Instant::now()) {
+        if !self.told.lock().may_tell(node, reason, Instant::now()) {
             return;
         }
         tracing::warn!(%node, reason, note, "event");

@@ -1,8 +1,8 @@
 //! What this process knows of the records and of the Nodes: what handshakes are decided by.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::Mutex;
 use prepull_api::task::NodeName;
 use tokio::sync::Notify;
 
@@ -37,12 +37,12 @@ impl View {
     }
 
     pub(super) fn shard(&self, id: ShardId) -> Shard {
-        self.lock().shards[id.index()].clone()
+        self.known.lock().shards[id.index()].clone()
     }
 
     /// Takes over what is stored, unless something newer is known: a watch tells late of what was written here.
     pub(super) fn take_over(&self, id: ShardId, shard: Shard) {
-        let known = &mut self.lock().shards[id.index()];
+        let known = &mut self.known.lock().shards[id.index()];
         if is_newer(shard.version.as_deref(), known.version.as_deref()) {
             // Keys that are recorded end no session of a node that isn't revoked. While a fleet connects they change
             // several times a second, and then all sessions would be looked at.
@@ -59,26 +59,26 @@ impl View {
 
     /// Whether this version of a shard, or a newer one, is known.
     pub(super) fn is_known(&self, id: ShardId, version: Option<&str>) -> bool {
-        !is_newer(version, self.lock().shards[id.index()].version.as_deref())
+        !is_newer(version, self.known.lock().shards[id.index()].version.as_deref())
     }
 
     /// Forgets the version of a shard whose ConfigMap is gone, and keeps the records. Returns whether there are any.
     pub(super) fn lose(&self, id: ShardId) -> bool {
-        let known = &mut self.lock().shards[id.index()];
+        let known = &mut self.known.lock().shards[id.index()];
         known.version = None;
         !known.records.is_empty()
     }
 
     /// Takes over the list of all Nodes.
     pub(super) fn set_nodes(&self, nodes: HashMap<NodeName, bool>) {
-        self.lock().nodes = Some(nodes);
+        self.known.lock().nodes = Some(nodes);
         self.changed.notify_one();
         self.arrived.notify_waiters();
     }
 
     /// Takes over a Node; none if it was deleted.
     pub(super) fn set_node(&self, node: &NodeName, is_edge: Option<bool>) {
-        let mut known = self.lock();
+        let mut known = self.known.lock();
         let nodes = known.nodes.get_or_insert_default();
         if let Some(is_edge) = is_edge {
             if nodes.insert(node.clone(), is_edge).is_none() {
@@ -97,7 +97,7 @@ impl View {
 
     /// Whether the holder of a valid certificate of this key is served, and how the key stands to the node's record.
     pub(super) fn stand(&self, node: &NodeName, key: KeyHash) -> Result<Standing, Refusal> {
-        let known = self.lock();
+        let known = self.known.lock();
         let empty = NodeRecord::default();
         let record = known.shards[ShardId::of(node).index()].records.get(node).unwrap_or(&empty);
         // Before the Node, whose return lets nobody in who is revoked.
@@ -108,14 +108,14 @@ impl View {
 
     /// What is shown of the node's record.
     pub(super) fn recorded(&self, node: &NodeName) -> Recorded {
-        let known = self.lock();
+        let known = self.known.lock();
         let record = known.shards[ShardId::of(node).index()].records.get(node);
         record.map(NodeRecord::shown).unwrap_or_default()
     }
 
     /// Whether the cluster has the Node.
     pub(super) fn find_node(&self, node: &NodeName) -> Result<(), Refusal> {
-        self.lock().find_node(node).map(drop)
+        self.known.lock().find_node(node).map(drop)
     }
 
     /// Waits until the cluster has the Node.
@@ -133,13 +133,8 @@ impl View {
 
     /// Whether the cluster has the Node, and it is an edge node.
     pub(super) fn find_edge(&self, node: &NodeName) -> Result<(), Refusal> {
-        let is_edge = self.lock().find_node(node)?;
+        let is_edge = self.known.lock().find_node(node)?;
         if is_edge { Ok(()) } else { Err(Refusal::NotAnEdge { node: node.clone() }) }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Known> {
-        // Nothing that holds the lock can leave the view half changed.
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,9 +1,10 @@
 //! Writing of the shards: one request at a time for each, and what comes meanwhile goes with the next one.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use prepull_api::task::NodeName;
 use prepull_engine::shared::pacing::{Backoff, TokenBucket};
 use prepull_program::errors::with_causes;
@@ -99,26 +100,26 @@ impl Writer {
     /// Makes a change, and returns once it is stored.
     pub(super) async fn change(self: &Arc<Self>, node: NodeName, change: Change) -> Answer {
         let (answer, answered) = oneshot::channel();
-        self.lock().changes.push(Waiting { node, change, answer });
+        self.queue.lock().changes.push(Waiting { node, change, answer });
         self.work();
         answered.await.unwrap_or(Err(None))
     }
 
     /// Records soon that the key was seen in use.
     pub(super) fn note_use(self: &Arc<Self>, node: NodeName, used: HeldKey) {
-        self.lock().seen.insert(node, used);
+        self.queue.lock().seen.insert(node, used);
         self.work();
     }
 
     /// Writes the shard again, whose ConfigMap was deleted.
     pub(super) fn restore(self: &Arc<Self>) {
-        self.lock().is_lost = true;
+        self.queue.lock().is_lost = true;
         self.work();
     }
 
     fn work(self: &Arc<Self>) {
         self.arrived.notify_one();
-        if !std::mem::replace(&mut self.lock().is_at_work, true) {
+        if !std::mem::replace(&mut self.queue.lock().is_at_work, true) {
             tokio::spawn(Arc::clone(self).write_all());
         }
     }
@@ -127,7 +128,7 @@ impl Writer {
         let (mut backoff, mut seen_due) = (RETRY, None);
         loop {
             let due = {
-                let mut queue = self.lock();
+                let mut queue = self.queue.lock();
                 if queue.is_empty() {
                     queue.is_at_work = false;
                     return;
@@ -144,7 +145,7 @@ impl Writer {
                 () = self.arrived.notified() => continue,
             }
             let (changes, seen, is_lost) = {
-                let mut queue = self.lock();
+                let mut queue = self.queue.lock();
                 if queue.changes.is_empty() {
                     queue.seen_writes.take(1.0, Instant::now().into_std());
                 }
@@ -169,7 +170,7 @@ impl Writer {
                         let _ = waiting.answer.send(Err(None));
                     }
                     {
-                        let mut queue = self.lock();
+                        let mut queue = self.queue.lock();
                         for (node, used) in seen {
                             queue.seen.entry(node).or_insert(used);
                         }
@@ -206,7 +207,7 @@ impl Writer {
                 return Ok(answers);
             }
             // Only what is written counts: requests that are refused must not slow down others.
-            self.lock().writes.take(1.0, Instant::now().into_std());
+            self.queue.lock().writes.take(1.0, Instant::now().into_std());
             let slow = |_| RosterError::TooSlow(self.id.name());
             if let Some(version) =
                 timeout(ANSWER_LIMIT, self.store.write(self.id, &shard)).await.map_err(slow)??
@@ -225,10 +226,5 @@ impl Writer {
             }
         }
         Err(RosterError::Contended(self.id.name()))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        // Nothing that holds the lock can leave the queue half changed.
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

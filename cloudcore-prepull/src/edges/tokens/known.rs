@@ -2,7 +2,7 @@
 //! server, however many wrong ones come. Who is let in is decided by the token's Secret, read anew.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Instant;
 
 use futures::StreamExt;
@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{Event, watcher};
+use parking_lot::{Mutex, RwLock};
 use prepull_admission::tokens::{SecretHash, TOKEN_LABEL, hash_of, id_of};
 use prepull_engine::shared::pacing::TokenBucket;
 
@@ -50,12 +51,12 @@ impl Default for Known {
 impl Known {
     /// Compares with what the watch has shown.
     pub(super) fn recognise(&self, id: &str, secret: &str, now: Instant) -> Recognised {
-        let known = self.hashes.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.hashes.read();
         match known.get(id) {
             Some(hash) if hash.is_of(secret) => Recognised::Perhaps,
             Some(_) => Recognised::Wrong,
             None => {
-                let mut lookups = self.lookups.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut lookups = self.lookups.lock();
                 let is_allowed = lookups.try_take(1.0, now).is_ok();
                 if is_allowed { Recognised::Perhaps } else { Recognised::TooMany }
             }
@@ -71,11 +72,11 @@ impl Known {
             match event {
                 Ok(Event::Init) => listed.clear(),
                 Ok(Event::InitApply(secret)) => insert(&mut listed, &secret),
-                Ok(Event::InitDone) => *self.write() = std::mem::take(&mut listed),
-                Ok(Event::Apply(secret)) => insert(&mut self.write(), &secret),
+                Ok(Event::InitDone) => *self.hashes.write() = std::mem::take(&mut listed),
+                Ok(Event::Apply(secret)) => insert(&mut self.hashes.write(), &secret),
                 Ok(Event::Delete(secret)) => {
                     if let Some(id) = id_of(&secret) {
-                        self.write().remove(id);
+                        self.hashes.write().remove(id);
                     }
                 }
                 Err(error) => {
@@ -83,10 +84,6 @@ impl Known {
                 }
             }
         }
-    }
-
-    fn write(&self) -> std::sync::RwLockWriteGuard<'_, HashMap<String, SecretHash>> {
-        self.hashes.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -108,7 +105,7 @@ mod tests {
     #[test]
     fn wrong_tokens_cost_no_request_and_unknown_ones_a_bounded_number() {
         let (known, now) = (Known::default(), Instant::now());
-        known.write().insert("a".to_owned(), SecretHash::of("good"));
+        known.hashes.write().insert("a".to_owned(), SecretHash::of("good"));
         for _ in 0..1000 {
             assert_eq!(known.recognise("a", "bad", now), Recognised::Wrong);
         }

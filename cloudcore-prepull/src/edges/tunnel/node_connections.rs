@@ -1,8 +1,9 @@
 //! The count of open connections per node.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use prepull_api::task::NodeName;
 
 /// Counts the open connections of each node. All clones share the counts.
@@ -14,18 +15,13 @@ pub(super) struct NodeConnections {
 impl NodeConnections {
     /// Counts one more connection of the node until the guard is dropped; `None` if the node has `max` already.
     pub(super) fn try_open(&self, node: &NodeName, max: usize) -> Option<OpenConnection> {
-        let mut counts = self.lock();
+        let mut counts = self.counts.lock();
         let count = counts.entry(node.clone()).or_default();
         if *count >= max {
             return None;
         }
         *count += 1;
         Some(OpenConnection { connections: self.clone(), node: node.clone() })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<NodeName, usize>> {
-        // Nothing that holds the lock can leave a count half changed.
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -38,7 +34,7 @@ pub(super) struct OpenConnection {
 
 impl Drop for OpenConnection {
     fn drop(&mut self) {
-        let mut counts = self.connections.lock();
+        let mut counts = self.connections.counts.lock();
         if let Some(count) = counts.get_mut(&self.node) {
             *count -= 1;
             if *count == 0 {

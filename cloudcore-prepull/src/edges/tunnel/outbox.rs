@@ -1,8 +1,8 @@
 //! The bounded queue of messages in front of one session.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::Mutex;
 use prepull_api::wire::{MAX_MESSAGE, MAX_OPEN_TASKS};
 use prepull_engine::shared::session::SessionId;
 use prepull_tunnel::{CloseCode, Utf8Bytes};
@@ -76,7 +76,7 @@ impl Outbox {
 
     /// Queues a message. A queue without room closes the session instead.
     pub(super) fn push(&self, text: Utf8Bytes) -> Result<(), PushError> {
-        let mut queue = self.lock();
+        let mut queue = self.queue.lock();
         if queue.close.is_some() {
             return Err(PushError::Closing);
         }
@@ -96,13 +96,13 @@ impl Outbox {
 
     /// Closes the session now, and drops the queued messages.
     pub(super) fn close(&self, close: Close) {
-        self.lock().close(close);
+        self.queue.lock().close(close);
         self.wake.notify_one();
     }
 
     /// Closes the session after the queued messages.
     pub(super) fn close_when_sent(&self, close: Close) {
-        self.lock().close.get_or_insert(close);
+        self.queue.lock().close.get_or_insert(close);
         self.wake.notify_one();
     }
 
@@ -118,7 +118,7 @@ impl Outbox {
     }
 
     fn take(&self, writable: bool) -> Option<Outgoing> {
-        let mut queue = self.lock();
+        let mut queue = self.queue.lock();
         if !writable && !queue.at_once {
             return None;
         }
@@ -130,11 +130,6 @@ impl Outbox {
             return Some(Outgoing::Message(message));
         }
         queue.close.clone().map(Outgoing::Close)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        // Nothing that holds the lock can leave the queue half changed.
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,8 +1,8 @@
 //! Overload control: whom to send away, and when each edge is to come back.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use prepull_api::task::NodeName;
 use prepull_api::wire::{CloudMessage, encode};
 use prepull_engine::shared::pacing::{BucketPerKey, TokenBucket};
@@ -80,13 +80,13 @@ impl Overload {
     /// Notes that the controller has not taken a message for `waited`. For as long again no new session begins,
     /// since each begins with a message to the controller.
     pub(super) fn mark_controller_behind(&self, waited: Duration, now: Instant) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.behind_until = state.behind_until.max(now + waited);
     }
 
     /// Whether the controller has recently fallen behind.
     pub(super) fn is_controller_behind(&self, now: Instant) -> bool {
-        now < self.lock().behind_until
+        now < self.state.lock().behind_until
     }
 
     /// Counts the edge as sent away, and makes the message that tells it when to come back.
@@ -99,18 +99,13 @@ impl Overload {
 
     /// How long the node should stay away.
     fn assign_return(&self, node: &NodeName, now: Instant) -> Duration {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let now = now.into_std();
         let delay = MIN_DELAY + state.returns.wait_for(0.0, now);
         if delay < MAX_DELAY && state.nodes.try_take(node, now).is_ok() {
             state.returns.take(1.0, now);
         }
         delay.min(MAX_DELAY)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing that holds the lock can leave the state half changed.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,10 +1,11 @@
 //! The registry of sessions: at most one per node.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use prepull_api::task::NodeName;
 use prepull_api::wire::{CloudMessage, DecodeError, encode};
 use prepull_engine::shared::session::SessionId;
@@ -62,7 +63,9 @@ impl Sessions {
     // By value: an `Assign` holds credentials, which the caller must not keep after they were sent.
     #[allow(clippy::needless_pass_by_value)]
     pub fn send(&self, node: &NodeName, message: CloudMessage) -> Result<SessionId, SendError> {
-        let Some(outbox) = self.lock().get(node).cloned() else { return Err(SendError::Offline) };
+        let Some(outbox) = self.shared.table.lock().get(node).cloned() else {
+            return Err(SendError::Offline);
+        };
         let text = match encode(&message) {
             Ok(text) => Utf8Bytes::from(text),
             Err(DecodeError::TooLarge(size)) => return Err(SendError::TooLarge(size)),
@@ -86,7 +89,7 @@ impl Sessions {
 
     /// Whether a message to the node would be queued.
     pub fn is_online(&self, node: &NodeName) -> bool {
-        self.lock().contains_key(node)
+        self.shared.table.lock().contains_key(node)
     }
 
     /// What the sessions have told of the nodes, for people.
@@ -106,7 +109,7 @@ impl Sessions {
 
     /// The number of nodes with a session.
     pub fn len(&self) -> usize {
-        self.lock().len()
+        self.shared.table.lock().len()
     }
 
     /// Whether no node has a session.
@@ -116,12 +119,12 @@ impl Sessions {
 
     /// Counts how far the connected edges are in a rotation of the CA.
     pub(crate) fn ca_census(&self, cas: &CaSet) -> CaCensus {
-        CaCensus::of(self.lock().values().map(|outbox| &outbox.trust), cas)
+        CaCensus::of(self.shared.table.lock().values().map(|outbox| &outbox.trust), cas)
     }
 
     /// Asks every node to come back at a time of its own, and closes its session after that message.
     pub fn goaway_all(&self, reason: &str) {
-        let outboxes: Vec<_> = self.lock().drain().map(|(_, outbox)| outbox).collect();
+        let outboxes: Vec<_> = self.shared.table.lock().drain().map(|(_, outbox)| outbox).collect();
         let count = u32::try_from(outboxes.len()).unwrap_or(u32::MAX);
         for (outbox, after) in outboxes.into_iter().zip(spread_returns(count)) {
             let goaway = CloudMessage::Goaway { after, reason: reason.to_owned() };
@@ -134,12 +137,12 @@ impl Sessions {
 
     /// All sessions, each with its node and the key of its certificate.
     pub(crate) fn all(&self) -> Vec<(NodeName, SessionId, KeyHash)> {
-        self.lock().iter().map(|(node, outbox)| (node.clone(), outbox.id, outbox.key)).collect()
+        self.shared.table.lock().iter().map(|(node, outbox)| (node.clone(), outbox.id, outbox.key)).collect()
     }
 
     /// Ends a session at once, unless a newer one of the node has replaced it. What is queued for it is not sent.
     pub(crate) fn disconnect(&self, node: &NodeName, session: SessionId, reason: &str) {
-        let mut table = self.lock();
+        let mut table = self.shared.table.lock();
         if table.get(node).is_some_and(|outbox| outbox.id == session)
             && let Some(outbox) = table.remove(node)
         {
@@ -150,7 +153,7 @@ impl Sessions {
 
     /// Makes a new session the node's only one, and closes the one that it replaces.
     pub(super) fn register(&self, node: NodeName, trust: SessionTrust, key: KeyHash) -> Arc<Outbox> {
-        let mut table = self.lock();
+        let mut table = self.shared.table.lock();
         // Relaxed: the table's lock orders the sessions of a node.
         let id = SessionId(self.shared.last_id.fetch_add(1, Ordering::Relaxed) + 1);
         let outbox = Arc::new(Outbox::new(id, trust, key));
@@ -164,15 +167,10 @@ impl Sessions {
 
     /// Removes an ended session, unless a newer session of the node has replaced it.
     pub(super) fn remove(&self, node: &NodeName, session: SessionId) {
-        let mut table = self.lock();
+        let mut table = self.shared.table.lock();
         if table.get(node).is_some_and(|outbox| outbox.id == session) {
             table.remove(node);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<NodeName, Arc<Outbox>>> {
-        // Nothing that holds the lock can leave the table half changed.
-        self.shared.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,8 +1,8 @@
 //! What each session tells of the CAs: which one has signed the node's certificate, and which ones the node trusts.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use prepull_api::enroll::{SubjectForm, unhex};
 use prepull_api::wire::{CloudMessage, Hello, TrustedCas};
 
@@ -53,7 +53,7 @@ impl SessionTrust {
 
     /// The node has stored a bundle.
     pub(super) fn confirm(&self, bundle: &str) {
-        *self.bundle.lock().unwrap_or_else(PoisonError::into_inner) = unhex(bundle);
+        *self.bundle.lock() = unhex(bundle);
     }
 
     /// What the node has to be told, if anything; `sessions` is how many nodes there are.
@@ -69,7 +69,7 @@ impl SessionTrust {
     }
 
     fn bundle(&self) -> Option<Fingerprint> {
-        *self.bundle.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.bundle.lock()
     }
 }
 

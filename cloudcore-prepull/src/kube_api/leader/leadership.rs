@@ -1,8 +1,10 @@
 //! The leadership of this replica, to be checked before every write.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex};
 
 /// A handle, cheap to clone and to ask. All clones give the same answer.
 ///
@@ -58,7 +60,7 @@ impl Leadership {
     /// The leadership of a replica without an election: it always leads.
     pub(crate) fn undisputed() -> Self {
         let leadership = Self::standby();
-        *leadership.term() = Term::Undisputed;
+        *leadership.0.term.lock() = Term::Undisputed;
         leadership
     }
 
@@ -69,7 +71,7 @@ impl Leadership {
 
     /// Like [`Self::is_leader`], at another time.
     pub(crate) fn is_leader_at(&self, now: Instant) -> bool {
-        match *self.term() {
+        match *self.0.term.lock() {
             Term::Leading { until } => now < until,
             Term::Undisputed => true,
             Term::Standby(_) | Term::Following(_) | Term::Released | Term::Lost(_) => false,
@@ -79,7 +81,7 @@ impl Leadership {
     /// Why this replica does not lead, for people; `None` while it leads.
     pub(crate) fn why_not(&self) -> Option<String> {
         let now = Instant::now();
-        match &*self.term() {
+        match &*self.0.term.lock() {
             Term::Standby(why) | Term::Lost(why) => Some(why.clone()),
             Term::Following(leader) => Some(format!("{leader} leads")),
             Term::Leading { until } => (now >= *until).then(|| OVERDUE.to_owned()),
@@ -90,7 +92,7 @@ impl Leadership {
 
     /// The leader that this replica stands by for; `None` if it knows of none.
     pub(crate) fn leader(&self) -> Option<String> {
-        match &*self.term() {
+        match &*self.0.term.lock() {
             Term::Following(leader) => Some(leader.clone()),
             _ => None,
         }
@@ -116,7 +118,7 @@ impl Leadership {
     }
 
     fn wait_as(&self, waiting: Term) {
-        let mut term = self.term();
+        let mut term = self.0.term.lock();
         if matches!(*term, Term::Standby(_) | Term::Following(_)) {
             *term = waiting;
         }
@@ -125,7 +127,7 @@ impl Leadership {
     /// Begins a term, or extends it, until then. `false` if that time has passed, or if the earlier term is over: another
     /// replica may have held the Lease in between.
     pub(super) fn leads_until(&self, until: Instant, now: Instant) -> bool {
-        let mut term = self.term();
+        let mut term = self.0.term.lock();
         let goes_on = match *term {
             Term::Standby(_) | Term::Following(_) => now < until,
             Term::Leading { until: before } => now < before && now < until,
@@ -149,7 +151,7 @@ impl Leadership {
     }
 
     fn end(&self, end: Term) {
-        let mut term = self.term();
+        let mut term = self.0.term.lock();
         if matches!(*term, Term::Leading { .. }) {
             *term = end;
             self.0.changed.notify_all();
@@ -158,7 +160,7 @@ impl Leadership {
 
     /// Blocks until the term ends, by the clock or otherwise.
     pub(super) fn wait_for_end(&self) -> End {
-        let mut term = self.term();
+        let mut term = self.0.term.lock();
         loop {
             let until = match &*term {
                 Term::Leading { until } => *until,
@@ -172,14 +174,8 @@ impl Leadership {
                 *term = Term::Lost(OVERDUE.to_owned());
                 continue;
             }
-            let waited = self.0.changed.wait_timeout(term, left);
-            term = waited.unwrap_or_else(PoisonError::into_inner).0;
+            self.0.changed.wait_for(&mut term, left);
         }
-    }
-
-    fn term(&self) -> MutexGuard<'_, Term> {
-        // Nothing that holds the lock can leave the term half changed.
-        self.0.term.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,8 +1,9 @@
 //! Jobs whose writes are refused until somebody acts: an event on each such job, and one log line a minute.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::report::ImagePrePullReport;
 use prepull_api::task::JobUid;
@@ -37,7 +38,7 @@ impl Refused {
         self.log.record(operation, name, problem.as_deref(), error);
         let Some(problem) = problem else { return };
         let is_first = {
-            let mut objects = self.objects();
+            let mut objects = self.objects.lock();
             let is_first = !objects.iter().any(|(known, _)| known == job);
             objects.insert((job.clone(), object));
             is_first
@@ -61,16 +62,11 @@ impl Refused {
 
     /// The object was written: its next refusal is news again.
     pub(super) fn clear(&self, job: &JobUid, object: Object) {
-        self.objects().remove(&(job.clone(), object));
+        self.objects.lock().remove(&(job.clone(), object));
     }
 
     pub(super) fn forget(&self, job: &JobUid) {
-        self.objects().retain(|(known, _)| known != job);
-    }
-
-    fn objects(&self) -> MutexGuard<'_, HashSet<(JobUid, Object)>> {
-        // Nothing that holds the lock can leave the set half changed.
-        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+        self.objects.lock().retain(|(known, _)| known != job);
     }
 }
 

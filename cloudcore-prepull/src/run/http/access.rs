@@ -2,7 +2,7 @@
 //! path /metrics. As controller-runtime protects them, so that what collects those collects these.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::StatusCode;
@@ -13,6 +13,7 @@ use k8s_openapi::api::authorization::v1::{
 };
 use kube::api::PostParams;
 use kube::{Api, Client};
+use parking_lot::Mutex;
 use prepull_engine::shared::pacing::TokenBucket;
 use prepull_program::http::{Answer, TEXT};
 use ring::digest::{SHA256, digest};
@@ -80,15 +81,15 @@ impl Access {
         let now = Instant::now();
         match review {
             Ok(Ok(Review::Allowed)) => {
-                self.lock().remember(key, now);
+                self.0.state.lock().remember(key, now);
                 Ok(())
             }
             Ok(Ok(Review::Unknown)) => {
-                self.lock().known.remove(&key);
+                self.0.state.lock().known.remove(&key);
                 Err(refused(StatusCode::UNAUTHORIZED, "the API server does not know this token"))
             }
             Ok(Ok(Review::Forbidden(user))) => {
-                self.lock().known.remove(&key);
+                self.0.state.lock().known.remove(&key);
                 let error =
                     format!("{user} may not get {PATH}: bind it to a ClusterRole with this nonResourceURL");
                 Err(refused(StatusCode::FORBIDDEN, &error))
@@ -110,7 +111,7 @@ impl Access {
 
     /// Whether the right is known, and was found lately. The error is the answer where it cannot even be looked up.
     fn is_good(&self, key: [u8; 32], now: Instant) -> Result<bool, Answer> {
-        let mut state = self.lock();
+        let mut state = self.0.state.lock();
         state.known.retain(|_, found| now.duration_since(*found) < KNOWN_FOR);
         match state.known.get(&key).copied() {
             Some(found) => Ok(now.duration_since(found) < GOOD_FOR),
@@ -146,11 +147,6 @@ impl Access {
         let status = reviewed.create(&PostParams::default(), &review).await?.status;
         let is_allowed = status.is_some_and(|status| status.allowed && status.denied != Some(true));
         Ok(if is_allowed { Review::Allowed } else { Review::Forbidden(username.unwrap_or_default()) })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing that holds the lock can leave the state half changed.
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -267,6 +263,6 @@ mod tests {
         assert_eq!(status(&access, "Bearer collector").await, 200);
         // The real clock counts for the rate; a slow machine allows some more.
         assert!(requests.load(Ordering::Relaxed) < 100);
-        assert!(access.lock().known.len() <= MAX_KNOWN);
+        assert!(access.0.state.lock().known.len() <= MAX_KNOWN);
     }
 }

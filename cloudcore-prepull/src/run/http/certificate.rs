@@ -2,10 +2,11 @@
 //! start.
 
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use parking_lot::RwLock;
 use rustls::ServerConfig;
 use rustls::crypto::CryptoProvider;
 use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
@@ -30,7 +31,7 @@ struct Current(RwLock<Arc<CertifiedKey>>);
 
 impl ResolvesServerCert for Current {
     fn resolve(&self, _hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner)))
+        Some(Arc::clone(&self.0.read()))
     }
 }
 
@@ -68,7 +69,7 @@ async fn keep_read(
     while shutdown.run_until_cancelled(tokio::time::sleep(READ_EVERY)).await.is_some() {
         match read(&files, &provider) {
             Ok(fresh) => {
-                let mut current = current.0.write().unwrap_or_else(PoisonError::into_inner);
+                let mut current = current.0.write();
                 if current.cert != fresh.cert {
                     tracing::info!("the certificate of the metrics has been replaced");
                     *current = Arc::new(fresh);

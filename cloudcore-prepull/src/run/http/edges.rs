@@ -5,11 +5,12 @@
 //! serves is no secret all the same.
 
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::{Method, Request, StatusCode};
 use ipnet::IpNet;
+use parking_lot::Mutex;
 use prepull_api::edges::{EdgeList, EdgeQuery, PATH};
 use prepull_program::http::{self, Answer, TEXT, answer_request};
 use tokio::net::{TcpListener, TcpStream};
@@ -60,7 +61,7 @@ impl EdgesDesk {
     }
 
     fn set(&self, controller: Option<mpsc::Sender<Ask>>) {
-        *self.controller.lock().unwrap_or_else(PoisonError::into_inner) = controller;
+        *self.controller.lock() = controller;
     }
 
     /// Whether somebody at this address may ask. An IPv6 socket shows IPv4 addresses as mapped ones.
@@ -95,7 +96,7 @@ impl EdgesDesk {
             // Not 503, upon which clients try the same again for long.
             return refuse(StatusCode::MISDIRECTED_REQUEST, &format!("not the leader: {why}"));
         }
-        let controller = self.controller.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let controller = self.controller.lock().clone();
         let Some(controller) = controller else {
             return refuse(
                 StatusCode::SERVICE_UNAVAILABLE,
