@@ -76,16 +76,12 @@ impl From<PkiError> for Denial {
 
 impl Routes {
     /// Handles one request.
-    pub(super) async fn handle<B>(
+    pub(super) async fn handle(
         &self,
-        request: Request<B>,
+        request: Request<Bytes>,
         peer: &Result<Peer, PeerError>,
         address: IpAddr,
-    ) -> Response<Full<Bytes>>
-    where
-        B: Body,
-        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-    {
+    ) -> Response<Full<Bytes>> {
         let method = match request.uri().path() {
             CA_PATH => Method::GET,
             ENROLL_PATH | RENEW_PATH => Method::POST,
@@ -108,9 +104,9 @@ impl Routes {
             return response;
         }
         let issued = if request.uri().path() == ENROLL_PATH {
-            self.enroll(request.into_body(), address).await
+            self.enroll(request.body(), address).await
         } else {
-            self.renew(request.into_body(), peer).await
+            self.renew(request.body(), peer).await
         };
         match issued {
             Ok(issued) => json_response(StatusCode::OK, &issued),
@@ -118,12 +114,8 @@ impl Routes {
         }
     }
 
-    async fn enroll<B>(&self, body: B, address: IpAddr) -> Result<IssuedCertificate, Denial>
-    where
-        B: Body,
-        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-    {
-        let EnrollRequest { node, token, csr, organisation } = read_json(body).await?;
+    async fn enroll(&self, body: &[u8], address: IpAddr) -> Result<IssuedCertificate, Denial> {
+        let EnrollRequest { node, token, csr, organisation } = read_json(body)?;
         let form = self.accepted_form(organisation.as_deref())?;
         // Before anything that takes time: anybody can send a wrong token.
         let recognised = self.tokens.recognise(token.expose(), Instant::now().into_std());
@@ -182,11 +174,7 @@ impl Routes {
         }
     }
 
-    async fn renew<B>(&self, body: B, peer: &Result<Peer, PeerError>) -> Result<IssuedCertificate, Denial>
-    where
-        B: Body,
-        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-    {
+    async fn renew(&self, body: &[u8], peer: &Result<Peer, PeerError>) -> Result<IssuedCertificate, Denial> {
         // The old subject is that of kubelets: one who is not let in must not get a certificate that is.
         let peer = peer.as_ref().map_err(|error| Denial::new(StatusCode::FORBIDDEN, error))?;
         peer.check_subject(self.settings.accept_system_nodes)
@@ -194,7 +182,7 @@ impl Routes {
         self.issue_rate
             .check_renewal(&peer.node, Instant::now())
             .map_err(|refusal| self.postpone(&refusal))?;
-        let RenewRequest { csr, organisation } = read_json(body).await?;
+        let RenewRequest { csr, organisation } = read_json(body)?;
         let form = self.accepted_form(organisation.as_deref())?;
         let now = SystemTime::now();
         let (issued, key) = self.sign(&VerifiedCsr::from_pem(&csr)?, &peer.node, form, now)?;
@@ -258,33 +246,25 @@ impl Routes {
     }
 }
 
-fn incomplete_body() -> Denial {
-    let error = format!("the body is incomplete or longer than {MAX_BODY} bytes");
-    Denial::new(StatusCode::PAYLOAD_TOO_LARGE, error)
-}
-
 /// Reads the whole body of a request; the error is the answer to one that is incomplete or too long.
-pub(super) async fn read_body<B>(request: Request<B>) -> Result<Request<Full<Bytes>>, Response<Full<Bytes>>>
+pub(super) async fn read_body<B>(request: Request<B>) -> Result<Request<Bytes>, Response<Full<Bytes>>>
 where
     B: Body,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let (head, body) = request.into_parts();
     match Limited::new(body, MAX_BODY).collect().await {
-        Ok(body) => Ok(Request::from_parts(head, Full::new(body.to_bytes()))),
-        Err(_) => Err(error_response(incomplete_body())),
+        Ok(body) => Ok(Request::from_parts(head, body.to_bytes())),
+        Err(_) => {
+            let error = format!("the body is incomplete or longer than {MAX_BODY} bytes");
+            Err(error_response(Denial::new(StatusCode::PAYLOAD_TOO_LARGE, error)))
+        }
     }
 }
 
-async fn read_json<T, B>(body: B) -> Result<T, Denial>
-where
-    T: DeserializeOwned,
-    B: Body,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
-    let body = Limited::new(body, MAX_BODY).collect().await.map_err(|_| incomplete_body())?;
+fn read_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Denial> {
     // The parser's error would quote the body, which contains the token.
-    serde_json::from_slice(&body.to_bytes())
+    serde_json::from_slice(body)
         .map_err(|_| Denial::new(StatusCode::BAD_REQUEST, "the body is not the JSON that this path expects"))
 }
 

@@ -38,7 +38,10 @@ async fn post(
     peer: &Result<Peer, PeerError>,
 ) -> (u16, String) {
     let request = Request::builder().method("POST").uri(path).body(Full::new(body.into())).unwrap();
-    let response = routes.handle(request, peer, [192, 0, 2, 1].into()).await;
+    let response = match read_body(request).await {
+        Ok(request) => routes.handle(request, peer, [192, 0, 2, 1].into()).await,
+        Err(response) => response,
+    };
     let status = response.status().as_u16();
     let body = response.into_body().collect().await.unwrap().to_bytes();
     (status, String::from_utf8(body.to_vec()).unwrap())
@@ -153,7 +156,7 @@ async fn a_node_is_told_when_to_renew_again() {
         assert_eq!(renew(&routes, peer("edge-1", 1), &key).await.0, 200);
     }
     let body = serde_json::to_vec(&RenewRequest { csr: csr(&key), organisation: None }).unwrap();
-    let request = Request::post(RENEW_PATH).body(Full::new(Bytes::from(body))).unwrap();
+    let request = Request::post(RENEW_PATH).body(Bytes::from(body)).unwrap();
     let response = routes.handle(request, &Ok(peer("edge-1", 1)), [192, 0, 2, 1].into()).await;
     assert_eq!(response.status(), 429);
     assert_eq!(response.headers()[RETRY_AFTER], "60");
@@ -243,7 +246,7 @@ async fn a_renewal_is_for_the_node_of_the_certificate() {
 #[tokio::test]
 async fn the_ca_is_served_without_a_client_certificate() {
     let routes = routes();
-    let request = Request::builder().uri(CA_PATH).body(Full::new(Bytes::new())).unwrap();
+    let request = Request::builder().uri(CA_PATH).body(Bytes::new()).unwrap();
     let response = routes.handle(request, &Err(PeerError::Missing), [192, 0, 2, 1].into()).await;
     assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), routes.identity.cas().bundle());
 }
