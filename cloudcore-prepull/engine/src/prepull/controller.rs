@@ -283,9 +283,7 @@ impl Controller {
     fn apply_moves(&mut self, uid: &JobUid) {
         let moves = self.jobs.get_mut(uid).map(Job::take_moves).unwrap_or_default();
         for (node, took) in moves {
-            if let Some(busy) = self.slots.moved(&node, took) {
-                self.announce_busy(&node, busy);
-            }
+            self.place_moved(&node, took);
         }
     }
 
@@ -438,9 +436,7 @@ impl Controller {
         }
         for (node, attempt) in job.tasks_in_progress() {
             self.actions.push(cancel(&node, TaskId { job: uid.clone(), attempt }, DELETED));
-            if let Some(busy) = self.slots.moved(&node, false) {
-                self.announce_busy(&node, busy);
-            }
+            self.place_moved(&node, false);
         }
     }
 }

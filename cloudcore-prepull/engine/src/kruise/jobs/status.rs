@@ -63,14 +63,12 @@ pub(super) fn ended(roster: &Roster, start: Timestamp, completed: Time, end: End
         End::Deadline => "job exceeds activeDeadlineSeconds",
     };
     ImagePullJobStatus {
-        start_time: Some(Time(start)),
         completion_time: Some(completed),
-        desired: int(counts.desired),
         active: 0,
-        succeeded: int(counts.succeeded),
         failed: int(counts.desired.saturating_sub(counts.succeeded)),
         message: message.to_owned(),
         failed_nodes: names(not_succeeded.into_iter()),
+        ..running(roster, Some(Time(start)))
     }
 }
 

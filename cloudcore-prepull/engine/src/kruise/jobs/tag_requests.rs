@@ -8,6 +8,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use prepull_api::crd::kruise::{GROUP, ImageTagPullPolicy, SecretObject, VERSION};
+use prepull_api::enroll::hex;
 use prepull_api::task::{JobUid, NodeName};
 use ring::digest::{SHA256, digest};
 
@@ -72,8 +73,7 @@ pub(super) fn next_round(job: &JobUid, node: &NodeName, ended: Timestamp) -> Tim
 pub(super) fn child_name(list: &str, image: &str) -> String {
     /// Bytes that a Kubernetes name may have.
     const LONGEST: usize = 253;
-    let hash = digest(&SHA256, image.as_bytes());
-    let hash = hash.as_ref().iter().take(5).fold(String::new(), |text, byte| text + &format!("{byte:02x}"));
+    let hash = hex(&digest(&SHA256, image.as_bytes()).as_ref()[..5]);
     // Names are ASCII. A name that is cut may end in a dot, after which no dash may follow.
     let part = list.get(..LONGEST - 1 - hash.len()).map_or(list, |cut| cut.trim_end_matches(['-', '.']));
     format!("{part}-{hash}")

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::crd::kruise::{ImageTagStatus, PullPhase};
+use prepull_api::enroll::hex;
 use prepull_api::overriders::SecretRef;
 use prepull_api::task::{
     CheckItem, ImageTask, JobUid, SandboxMetadata, Task, TaskId, TaskOutcome, TaskResult,
@@ -398,12 +399,7 @@ pub(super) fn task_id(uid: &str, key: &TagKey, valid: &ValidTag) -> TaskId {
         valid.active_deadline.map(|deadline| deadline.as_secs()),
     ]);
     let hash = ring::digest::digest(&ring::digest::SHA256, what.to_string().as_bytes());
-    let hash = hash.as_ref().iter().take(8).fold(String::new(), |mut hex, byte| {
-        use std::fmt::Write;
-        // Writing to a String cannot fail.
-        let _ = write!(hex, "{byte:02x}");
-        hex
-    });
+    let hash = hex(&hash.as_ref()[..8]);
     TaskId { job: JobUid(format!("{uid}{SEPARATOR}{hash}")), attempt: valid.attempt }
 }
 

@@ -224,7 +224,7 @@ impl Job {
             self.course.is_running() && !self.course.is_rechecking() && self.course.policy().follow_nodes;
         let joins = may_join && self.members.add_if_chosen(node);
         if joins {
-            self.output.grow(self.members.rollout().len());
+            self.output.shards.grow(self.members.rollout().len());
             self.output.touch_status(Pace::Soon);
         }
         joins
@@ -320,7 +320,7 @@ impl Job {
 
     /// Writes the reports again that somebody has deleted.
     pub(super) fn rewrite_reports(&mut self, is_gone: impl Fn(u32) -> bool) {
-        self.output.rewrite_reports(is_gone);
+        self.output.shards.rewrite(is_gone);
     }
 
     /// Begins the writes that are due.
@@ -384,7 +384,7 @@ impl Job {
     /// Does what was deferred once the node's record is written as it is now.
     fn after_write(&mut self, node: &NodeName, deferred: Deferred, effects: &mut Effects<'_>) {
         let ready = match self.members.rollout().position(node) {
-            Some(place) => self.output.defer(place, deferred),
+            Some(place) => self.output.shards.after(place, deferred),
             // A node that the job does not know: nothing will ever be written of it. It may be one of an earlier run, which
             // the next leader goes on with unless this one is written.
             None => self.output.defer_to_beginning(deferred),

@@ -14,7 +14,8 @@ impl Controller {
         is_free
     }
 
-    /// A slot of the node was taken, whether or not one was free, or given back.
+    /// A slot of the node was taken, whether or not one was free, or given back: its jobs, and the other engine, learn when
+    /// that makes it busy or free.
     pub fn place_moved(&mut self, node: &NodeName, took: bool) {
         if let Some(busy) = self.slots.moved(node, took) {
             self.announce_busy(node, busy);

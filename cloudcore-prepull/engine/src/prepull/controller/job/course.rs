@@ -98,11 +98,6 @@ impl Ending {
             _ => "not started: more nodes failed than failureTolerate allows",
         }
     }
-
-    /// The reason of the condition Failed, where it is not the usual one.
-    fn failed_as(&self) -> Option<&'static str> {
-        unusual_failure(self.reason)
-    }
 }
 
 impl Course {
@@ -378,7 +373,7 @@ impl Course {
             times.ended.get_or_insert(now);
         }
         self.phase = ending.phase;
-        self.failed_as = ending.failed_as();
+        self.failed_as = unusual_failure(ending.reason);
         self.reason = format!("{}{causes}", ending.note);
     }
 

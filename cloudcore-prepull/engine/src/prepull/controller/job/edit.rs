@@ -250,7 +250,7 @@ impl Job {
             for node in nodes.values() {
                 self.members.add_if_chosen(node);
             }
-            self.output.grow(self.members.rollout().len());
+            self.output.shards.grow(self.members.rollout().len());
         }
         // Nodes may be in progress in a job that is over: see `resume`.
         if self.members.rollout().summary().in_progress == 0 && !self.members.can_begin_round(nodes) {

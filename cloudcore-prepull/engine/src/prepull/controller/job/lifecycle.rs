@@ -185,7 +185,7 @@ impl Job {
             self.events.emit_normal(ending.reason, &note, effects);
         }
         self.collect_changes();
-        self.output.hurry_reports();
+        self.output.shards.hurry();
         self.output.touch_status(Pace::Now);
     }
 

@@ -24,7 +24,8 @@ pub(super) struct Output {
     /// The version of the status that tells that the job has begun, and with what. Reports wait for it: without it another
     /// leader would not know what their nodes pull.
     beginning: u64,
-    shards: Shards,
+    /// The reports of the run.
+    pub(super) shards: Shards,
     /// The resourceVersions of what the API server has, as far as they are known: the next write replaces that one, so that
     /// another writer, such as a deposed leader, cannot undo it without notice.
     versions: HashMap<Object, String>,
@@ -103,11 +104,6 @@ impl Output {
         self.status = Writes::stored();
     }
 
-    /// The job has this many nodes now.
-    pub(super) fn grow(&mut self, nodes: usize) {
-        self.shards.grow(nodes);
-    }
-
     /// The status changed.
     pub(super) fn touch_status(&mut self, pace: Pace) {
         self.status.touch(pace);
@@ -127,21 +123,6 @@ impl Output {
         if !touched.is_empty() {
             self.status.touch(Pace::Slow);
         }
-    }
-
-    /// Writes reports again that the API server does not have any more, or that hold what does not count.
-    pub(super) fn rewrite_reports(&mut self, is_wrong: impl Fn(u32) -> bool) {
-        self.shards.rewrite(is_wrong);
-    }
-
-    /// Writes all reports as soon as possible: the job is over.
-    pub(super) fn hurry_reports(&mut self) {
-        self.shards.hurry();
-    }
-
-    /// Holds back until the record at this place is written as it is now. Returns what need not wait.
-    pub(super) fn defer(&mut self, place: usize, deferred: Deferred) -> Option<Deferred> {
-        self.shards.after(place, deferred)
     }
 
     /// Whether the API server has a status that tells that the job has begun.

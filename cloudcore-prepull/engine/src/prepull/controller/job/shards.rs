@@ -22,7 +22,7 @@ const TRICKLE: (f64, f64) = (10.0, 4.0);
 
 /// The reports of a job.
 #[derive(Debug)]
-pub(in crate::prepull::controller) struct Shards {
+pub(super) struct Shards {
     list: Vec<Shard>,
     /// The indexes in `list` of the reports that have something to write.
     dirty: BTreeSet<usize>,
@@ -43,7 +43,7 @@ struct Shard {
 impl Shards {
     /// The reports that the API server has, by index and length, in the order of their nodes. `capacity`: nodes
     /// in a further one.
-    pub(in crate::prepull::controller) fn stored(reports: &[(u32, usize)], capacity: usize) -> Self {
+    pub(super) fn stored(reports: &[(u32, usize)], capacity: usize) -> Self {
         let mut end = 0;
         let list = reports.iter().map(|&(index, length)| {
             let start = end;
@@ -76,7 +76,7 @@ impl Shards {
     }
 
     /// Nodes have been added at the end of the job: there are so many now.
-    pub(in crate::prepull::controller) fn grow(&mut self, nodes: usize) {
+    pub(super) fn grow(&mut self, nodes: usize) {
         loop {
             let covered = self.list.last().map_or(0, |shard| shard.nodes.end);
             if covered >= nodes {

@@ -223,8 +223,8 @@ impl Job {
             plans = self::plans(job, &records, nodes);
         }
         self.output.restore_reports(&reports, job.as_ref());
-        self.output.grow(records.len());
-        self.output.rewrite_reports(|index| outdated.contains(&index));
+        self.output.shards.grow(records.len());
+        self.output.shards.rewrite(|index| outdated.contains(&index));
         let settings = job.as_ref().map_or_else(Settings::default, settings);
         let rollout = if is_over { Rollout::ended } else { Rollout::new };
         let mut rollout = rollout(settings, records).counting_from(self.course.first_attempt());
