@@ -95,21 +95,14 @@ pub fn main(cli: Cli) -> ExitCode {
             let outcome = commands::plan::run(&args, &mut stdout).await;
             cluster::name_where_unreachable(outcome, args.kubeconfig.as_deref()).await
         }),
-        Command::Token { cluster: ClusterArgs { kubeconfig, namespace }, command } => block_on(async {
-            let client = cluster::client(kubeconfig.as_deref()).await?;
-            let outcome =
-                commands::token::run(command, client, &namespace, &mut stdout, &mut std::io::stderr()).await;
-            cluster::name_where_unreachable(outcome, kubeconfig.as_deref()).await
+        Command::Token { cluster, command } => with_cluster(cluster, async |client, namespace| {
+            commands::token::run(command, client, namespace, &mut stdout, &mut std::io::stderr()).await
         }),
-        Command::Ca { cluster: ClusterArgs { kubeconfig, namespace }, command } => block_on(async {
-            let client = cluster::client(kubeconfig.as_deref()).await?;
-            let outcome = commands::ca::run(command, client, &namespace, &mut stdout).await;
-            cluster::name_where_unreachable(outcome, kubeconfig.as_deref()).await
+        Command::Ca { cluster, command } => with_cluster(cluster, async |client, namespace| {
+            commands::ca::run(command, client, namespace, &mut stdout).await
         }),
-        Command::Node { cluster: ClusterArgs { kubeconfig, namespace }, command } => block_on(async {
-            let client = cluster::client(kubeconfig.as_deref()).await?;
-            let outcome = commands::node::run(command, client, &namespace, &mut stdout).await;
-            cluster::name_where_unreachable(outcome, kubeconfig.as_deref()).await
+        Command::Node { cluster, command } => with_cluster(cluster, async |client, namespace| {
+            commands::node::run(command, client, namespace, &mut stdout).await
         }),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "cloudcore-prepull", &mut stdout);
@@ -134,6 +127,18 @@ fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
     runtime.block_on(work)
+}
+
+/// Runs a command with a client of the cluster, in the namespace of cloudcore-prepull.
+fn with_cluster(
+    ClusterArgs { kubeconfig, namespace }: ClusterArgs,
+    command: impl AsyncFnOnce(Client, &str) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    block_on(async {
+        let client = cluster::client(kubeconfig.as_deref()).await?;
+        let outcome = command(client, &namespace).await;
+        cluster::name_where_unreachable(outcome, kubeconfig.as_deref()).await
+    })
 }
 
 /// What the endpoint of health and metrics shows, and where; and the list of the edges.

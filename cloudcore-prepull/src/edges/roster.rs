@@ -20,7 +20,7 @@ use futures::StreamExt;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, Event, watcher};
+use kube::runtime::watcher::{Event, watcher};
 use prepull_admission::ca::Fingerprint;
 use prepull_admission::records::record::{Recorded, Standing};
 use prepull_admission::records::shard::ShardId;
@@ -34,7 +34,7 @@ use crate::edges::pki::peer::Peer;
 use crate::kube_api::cluster::read_with_retry;
 use crate::kube_api::events::Events;
 use crate::kube_api::refusal::{FailureLog, explain};
-use crate::kube_api::watch;
+use crate::kube_api::watch::{self, lasting_problem};
 use alarm::{Alarms, Place};
 use view::View;
 use writer::Writer;
@@ -120,11 +120,7 @@ impl Roster {
                     }
                 }
                 Err(error) => {
-                    let problem = match &error {
-                        watcher::Error::InitialListFailed(error)
-                        | watcher::Error::WatchStartFailed(error) => explain::<ConfigMap>(error),
-                        _ => None,
-                    };
+                    let problem = lasting_problem::<ConfigMap>(&error);
                     log.record("watch", "ConfigMap", problem.as_deref(), &error);
                 }
             }

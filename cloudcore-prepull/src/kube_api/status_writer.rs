@@ -10,7 +10,6 @@ use kube::api::{Api, PartialObjectMeta};
 use kube::{Client, Error, ResourceExt};
 use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::report::{ImagePrePullReport, ReportBody};
-use prepull_api::crd::status::ImagePrePullJobStatus;
 use prepull_api::task::JobUid;
 use prepull_engine::prepull::controller::{Content, JobObject, rest_of};
 use prepull_engine::shared::outcomes::WriteOutcome;
@@ -132,7 +131,12 @@ impl Writer {
         content: &Content,
     ) -> Result<Option<String>, Error> {
         match content {
-            Content::Status(status) => self.write_status(job, name, replaces, status).await,
+            Content::Status(status) => {
+                let target = Target { name, uid: &job.0, version: replaces };
+                let values = [("/status", json!(status))];
+                let written = object_write::patch(&self.jobs(), target, Endpoint::Status, values).await?;
+                Ok(written.resource_version())
+            }
             Content::Report(report) => self.write_report(job, name, replaces, report).await,
         }
     }
@@ -148,20 +152,6 @@ impl Writer {
     /// Drops what is known about a job of which nothing more is written.
     pub(crate) fn forget(&self, job: &JobUid) {
         self.refused.forget(job);
-    }
-
-    /// Returns the new version.
-    async fn write_status(
-        &self,
-        job: &JobUid,
-        name: &str,
-        version: Option<&str>,
-        status: &ImagePrePullJobStatus,
-    ) -> Result<Option<String>, Error> {
-        let target = Target { name, uid: &job.0, version };
-        let values = [("/status", json!(status))];
-        let written = object_write::patch(&self.jobs(), target, Endpoint::Status, values).await?;
-        Ok(written.resource_version())
     }
 
     /// Returns the new version. A request of our own, because kube has no `create` and no `replace` that return the

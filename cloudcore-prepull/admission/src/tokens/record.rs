@@ -5,7 +5,8 @@ use std::time::SystemTime;
 
 use prepull_api::enroll::JoinToken;
 use prepull_api::task::NodeName;
-use ring::digest::{SHA256, digest};
+
+use crate::sha256;
 
 /// Which nodes may join with a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,9 +125,7 @@ pub struct SecretHash(pub(super) [u8; 32]);
 impl SecretHash {
     /// The hash of a secret.
     pub fn of(secret: &str) -> Self {
-        let mut hash = [0; 32];
-        hash.copy_from_slice(digest(&SHA256, secret.as_bytes()).as_ref());
-        Self(hash)
+        Self(sha256(secret.as_bytes()))
     }
 
     /// Whether it is the hash of this secret, in constant time.

@@ -40,11 +40,7 @@ pub(super) enum Store {
 }
 
 /// One version of a token. Replacing any other version is refused.
-#[derive(Clone, Debug)]
-pub(super) enum Version {
-    Resource(Option<String>),
-    Count(u64),
-}
+type Version = Option<String>;
 
 impl Store {
     pub(super) fn in_cluster(client: kube::Client, namespace: &str) -> Self {
@@ -72,13 +68,11 @@ impl Store {
         match self {
             Self::Secrets(secrets) => {
                 let secret = secrets.get_opt(&secret_name(id)).await.map_err(store_error("reading", id))?;
-                Ok(secret.and_then(|secret| {
-                    Some((from_secret(&secret)?, Version::Resource(secret.metadata.resource_version)))
-                }))
+                Ok(secret.and_then(|secret| Some((from_secret(&secret)?, secret.metadata.resource_version))))
             }
             Self::Memory(memory) => {
                 let found = lock(memory).get(id).cloned();
-                Ok(found.map(|(record, count)| (record, Version::Count(count))))
+                Ok(found.map(|(record, count)| (record, Some(count.to_string()))))
             }
         }
     }
@@ -90,8 +84,8 @@ impl Store {
         record: &Record,
         version: Version,
     ) -> Result<bool, StoreError> {
-        match (self, version) {
-            (Self::Secrets(secrets), Version::Resource(version)) => {
+        match self {
+            Self::Secrets(secrets) => {
                 let secret = to_secret(id, record, version);
                 match secrets.replace(&secret_name(id), &post_params(), &secret).await {
                     Ok(_) => Ok(true),
@@ -100,16 +94,14 @@ impl Store {
                     Err(error) => Err(store_error("replacing", id)(error)),
                 }
             }
-            (Self::Memory(memory), Version::Count(expected)) => Ok(match lock(memory).get_mut(id) {
-                Some((current, count)) if *count == expected => {
+            Self::Memory(memory) => Ok(match lock(memory).get_mut(id) {
+                Some((current, count)) if version == Some(count.to_string()) => {
                     *current = record.clone();
                     *count += 1;
                     true
                 }
                 _ => false,
             }),
-            // Impossible: a version is only used with the store that it came from.
-            (Self::Secrets(_), Version::Count(_)) | (Self::Memory(_), Version::Resource(_)) => Ok(false),
         }
     }
 

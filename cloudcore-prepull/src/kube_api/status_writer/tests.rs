@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use prepull_api::crd::status::ImagePrePullJobStatus;
 use prepull_engine::prepull::controller::rest_of;
 
 use super::*;

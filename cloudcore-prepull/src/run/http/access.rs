@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::edges::pki::sha256;
 use hyper::StatusCode;
 use hyper::header::HeaderValue;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
@@ -16,7 +17,6 @@ use kube::{Api, Client};
 use parking_lot::Mutex;
 use prepull_engine::shared::pacing::TokenBucket;
 use prepull_program::http::{Answer, TEXT};
-use ring::digest::{SHA256, digest};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
@@ -71,7 +71,7 @@ impl Access {
         let token = authorization.and_then(|header| header.to_str().ok()).and_then(bearer);
         let token = token
             .ok_or_else(|| refused(StatusCode::UNAUTHORIZED, "a bearer token of the cluster is needed"))?;
-        let key = hash(token);
+        let key = sha256(token.as_bytes());
         if self.is_good(key, Instant::now())? {
             return Ok(());
         }
@@ -164,12 +164,6 @@ fn bearer(header: &str) -> Option<&str> {
     let (scheme, token) = header.split_once(' ')?;
     let token = token.trim();
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
-}
-
-fn hash(token: &str) -> [u8; 32] {
-    let mut hash = [0; 32];
-    hash.copy_from_slice(digest(&SHA256, token.as_bytes()).as_ref());
-    hash
 }
 
 fn refused(status: StatusCode, error: &str) -> Answer {
