@@ -253,13 +253,11 @@ where
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let (head, body) = request.into_parts();
-    match Limited::new(body, MAX_BODY).collect().await {
-        Ok(body) => Ok(Request::from_parts(head, body.to_bytes())),
-        Err(_) => {
-            let error = format!("the body is incomplete or longer than {MAX_BODY} bytes");
-            Err(error_response(Denial::new(StatusCode::PAYLOAD_TOO_LARGE, error)))
-        }
-    }
+    let Ok(body) = Limited::new(body, MAX_BODY).collect().await else {
+        let error = format!("the body is incomplete or longer than {MAX_BODY} bytes");
+        return Err(error_response(Denial::new(StatusCode::PAYLOAD_TOO_LARGE, error)));
+    };
+    Ok(Request::from_parts(head, body.to_bytes()))
 }
 
 fn read_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Denial> {
