@@ -66,13 +66,8 @@ impl Events {
         let bucket = if *warning { &self.failures } else { &self.successes };
         let mut bucket = bucket.lock();
         if !reasons::is_of_one_image(reason) || bucket.try_take(1.0, Instant::now()).is_ok() {
-            self.offer(event);
-        }
-    }
-
-    fn offer(&self, event: ObjectEvent) {
-        if let Err(error) = self.queue.try_send(event) {
-            warn!(%error, "an event was dropped");
+            let queued = self.queue.try_send(event);
+            queued.unwrap_or_else(|error| warn!(%error, "an event was dropped"));
         }
     }
 }

@@ -164,8 +164,7 @@ impl Writer {
                 self.write_status(&api, &id, json!(status), has_ended).await
             }
             JobWrite::UpdateChild { list: _, child: id, spec } => {
-                let values = [("/spec", json!(spec))];
-                replace_spec(&self.namespaced::<ImagePullJob>(&id), &id, values).await
+                replace_spec(&self.namespaced(&id), &id, json!(spec)).await
             }
             JobWrite::DeletePullJob(id) | JobWrite::DeleteChild { child: id, .. } => {
                 let api = self.namespaced::<ImagePullJob>(&id);
@@ -255,16 +254,9 @@ impl Writer {
 }
 
 /// Replaces the spec of a list's job, at any version: only this program writes it.
-async fn replace_spec<K>(
-    api: &Api<K>,
-    id: &ObjectId,
-    values: [(&'static str, Value); 1],
-) -> Result<WriteOutcome, Error>
-where
-    K: Resource + Clone + DeserializeOwned + Debug,
-{
+async fn replace_spec(api: &Api<ImagePullJob>, id: &ObjectId, spec: Value) -> Result<WriteOutcome, Error> {
     let target = Target { name: &id.name, uid: &id.uid.0, version: None };
-    let Err(error) = object_write::patch(api, target, Endpoint::Object, values).await else {
+    let Err(error) = object_write::patch(api, target, Endpoint::Object, [("/spec", spec)]).await else {
         return Ok(WriteOutcome::Done);
     };
     match Failure::of(&error) {

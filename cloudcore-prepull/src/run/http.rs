@@ -29,7 +29,7 @@ pub(crate) use certificate::CertificateFiles;
 const CONNECTIONS: usize = 256;
 
 /// The outcome of the check of definitions, rights and KubeEdge, which leader and standby make before they are of use.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 enum Preflight {
     /// The first check has no outcome yet.
     #[default]
@@ -70,20 +70,12 @@ impl Readiness {
 
     /// Sets what keeps it from serving, or from taking over, for the answers of /readyz and /availablez.
     pub(crate) fn set_obstacle(&self, obstacle: String) {
-        self.set_preflight(Preflight::Obstructed(obstacle));
+        *self.preflight.lock() = Preflight::Obstructed(obstacle);
     }
 
     /// Records that nothing is in the way of serving, or of taking over.
     pub(crate) fn pass_preflight(&self) {
-        self.set_preflight(Preflight::Passed);
-    }
-
-    fn set_preflight(&self, preflight: Preflight) {
-        *self.preflight.lock() = preflight;
-    }
-
-    fn preflight(&self) -> Preflight {
-        self.preflight.lock().clone()
+        *self.preflight.lock() = Preflight::Passed;
     }
 
     /// Sets what is not served although it is asked for, for the answer of /readyz.
@@ -95,7 +87,7 @@ impl Readiness {
     /// and its pod is marked for what it is.
     fn availability(&self) -> (StatusCode, String) {
         let (status, text) = match self.leadership.leader() {
-            Some(leader) => standby_answer(&leader, &self.preflight()),
+            Some(leader) => standby_answer(&leader, &self.preflight.lock()),
             None => self.answer(),
         };
         match self.label.problem().filter(|_| status == StatusCode::OK) {
@@ -116,7 +108,7 @@ impl Readiness {
                 let lack = lack.as_ref().map(|lack| format!("{lack}\n")).unwrap_or_default();
                 return (StatusCode::OK, format!("ok\n{lack}"));
             }
-            None => match self.preflight() {
+            None => match &*self.preflight.lock() {
                 Preflight::Obstructed(obstacle) => format!("waiting for the API server: {obstacle}\n"),
                 Preflight::Pending | Preflight::Passed => {
                     "waiting for the API server to list jobs and nodes\n".to_owned()

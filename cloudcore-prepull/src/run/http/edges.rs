@@ -52,16 +52,12 @@ impl EdgesDesk {
 
     /// Passes questions to a controller from now on.
     pub(crate) fn open(&self, controller: mpsc::Sender<Ask>) {
-        self.set(Some(controller));
+        *self.controller.lock() = Some(controller);
     }
 
     /// Passes on no question any more.
     pub(crate) fn close(&self) {
-        self.set(None);
-    }
-
-    fn set(&self, controller: Option<mpsc::Sender<Ask>>) {
-        *self.controller.lock() = controller;
+        *self.controller.lock() = None;
     }
 
     /// Whether somebody at this address may ask. An IPv6 socket shows IPv4 addresses as mapped ones.
