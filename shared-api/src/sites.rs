@@ -42,6 +42,9 @@ pub struct Blobs {
     /// Neighbours that did not deliver. At most [`MAX_BLOBS`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failures: Vec<PeerFailure>,
+    /// Whether the node can read a blob from a neighbour that is still receiving it. Agents of release 0.1 can't.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reads_streams: bool,
 }
 
 /// What a node has to do with a blob.
@@ -53,7 +56,7 @@ pub struct BlobNews {
     pub size: u64,
     /// What the node does about it.
     pub state: BlobState,
-    /// Bytes that are there.
+    /// Bytes that are there, in every state: a download that was interrupted counts too.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub done: u64,
 }
@@ -98,6 +101,8 @@ pub enum PeerFault {
     Gone,
     /// What it sent has another digest.
     Damaged,
+    /// Its bytes stopped coming, or came too slowly. A cloud of release 0.1 reads this as `Refused`.
+    Stalled,
     /// It does not accept the ticket, or anything that only a newer version knows.
     #[serde(other)]
     Refused,
@@ -160,6 +165,9 @@ pub struct Peer {
 pub struct PeerDoor {
     /// Each as HOST:PORT. At most [`MAX_ADDRESSES`], each of at most [`MAX_ADDRESS`] bytes.
     pub addresses: Vec<String>,
+    /// Whether the node also serves blobs that are still arriving. Agents of release 0.1 serve whole blobs only.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub streams: bool,
 }
 
 impl PeerDoor {
@@ -259,7 +267,10 @@ mod tests {
             assert!(!is_address(bad), "{bad}");
         }
         let door =
-            |addresses: &[&str]| PeerDoor { addresses: addresses.iter().map(|a| (*a).to_owned()).collect() };
+            |addresses: &[&str]| PeerDoor {
+            addresses: addresses.iter().map(|a| (*a).to_owned()).collect(),
+            streams: false,
+        };
         assert!(door(&["a:1"]).is_valid());
         assert!(!door(&[]).is_valid() && !door(&["a:1"; 5]).is_valid() && !door(&["a"]).is_valid());
     }

@@ -16,6 +16,7 @@ mod assign;
 mod book;
 mod faults;
 mod member;
+mod report;
 #[cfg(test)]
 mod tests;
 
@@ -31,6 +32,7 @@ use prepull_api::wire::Hello;
 use serde::{Deserialize, Serialize};
 
 use crate::shared::node_view::NodeView;
+pub use report::{CarrierReport, SiteCounters, SiteEvent, SiteEventKind, SiteReport};
 use book::{Book, BookId, Seeker, Way};
 use faults::Faults;
 use member::Member;
@@ -256,10 +258,10 @@ impl Sites {
     /// entitles others to have it from this node.
     pub(crate) fn note(&mut self, node: &NodeName, shared: &Shared, news: Blobs, now: Timestamp) {
         let images = &shared.images;
-        let Blobs { task, blobs, failures } = news;
+        let Blobs { task, blobs, failures, reads_streams } = news;
         let Some(member) = self.members.get(node).filter(|member| member.is_online) else { return };
         let Some(name) = member.site.clone() else {
-            return self.refuse(node, Blobs { task, blobs, failures }, NO_SITE);
+            return self.refuse(node, Blobs { task, blobs, failures, reads_streams }, NO_SITE);
         };
         let site = self.by_name.entry(name).or_default();
         site.limit(shared, now);
@@ -300,7 +302,7 @@ impl Sites {
         if has_changed {
             site.mark(now);
         }
-        self.refuse(node, Blobs { task, blobs: refused, failures: Vec::new() }, NO_BOOK);
+        self.refuse(node, Blobs { task, blobs: refused, failures: Vec::new(), reads_streams }, NO_BOOK);
     }
 
     /// The limit for these images is another one from now on.

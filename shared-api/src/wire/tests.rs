@@ -89,7 +89,7 @@ fn edge_messages_keep_their_bytes() {
             time_zone: Some("Europe/Berlin".to_owned()),
             windows: vec![window()],
             pins: Some(vec![JobUid("uid-1".to_owned())]),
-            peer: Some(PeerDoor { addresses: vec!["10.0.0.1:10006".to_owned()] }),
+            peer: Some(PeerDoor { addresses: vec!["10.0.0.1:10006".to_owned()], streams: false }),
         })),
         concat!(
             r#"{"type":"hello","version":"0.1.0","os":"linux","arch":"arm64","runtime":"containerd 1.6.20","#,
@@ -429,7 +429,7 @@ fn what_a_site_shares_keeps_its_bytes() {
         news(BlobState::Dropped, 0),
     ];
     assert_frame(
-        &EdgeMessage::Blobs(Blobs { task: task_id(), blobs, failures: vec![failure] }),
+        &EdgeMessage::Blobs(Blobs { task: task_id(), blobs, failures: vec![failure], reads_streams: false }),
         concat!(
             r#"{"type":"blobs","task":{"job":"uid-1","attempt":2},"blobs":["#,
             r#"{"digest":"sha256:a","size":9,"state":"wanted"},"#,

@@ -48,7 +48,7 @@ impl Faults {
         let (seconds, is_unreachable) = match failure.fault {
             PeerFault::Unreachable => (300, true),
             PeerFault::Damaged => (3600, false),
-            PeerFault::Refused => (60, false),
+            PeerFault::Refused | PeerFault::Stalled => (60, false),
             PeerFault::Busy => return self.note_busy(node, &failure.peer, now),
             // It is no holder any more.
             PeerFault::Gone => return,

@@ -48,7 +48,7 @@ impl Story {
     }
 
     fn connect(&mut self, node: &str) {
-        let peer = (!node.ends_with('?')).then(|| PeerDoor { addresses: vec!["10.0.0.1:1".to_owned()] });
+        let peer = (!node.ends_with('?')).then(|| PeerDoor { addresses: vec!["10.0.0.1:1".to_owned()], streams: false });
         self.sites.connect(&node.into(), &Hello { peer, ..Hello::default() }, self.now);
     }
 
@@ -59,7 +59,7 @@ impl Story {
             state: *state,
             done: *done,
         };
-        let news = Blobs { task: task(), blobs: blobs.iter().map(blob).collect(), failures: Vec::new() };
+        let news = Blobs { task: task(), blobs: blobs.iter().map(blob).collect(), failures: Vec::new(), reads_streams: false };
         self.sites.note(&node.into(), &self.shared(), news, self.now);
     }
 
@@ -73,7 +73,7 @@ impl Story {
 
     fn blame(&mut self, node: &str, of: &str, peer: &str, fault: PeerFault) {
         let failure = PeerFailure { digest: digest(of), peer: peer.into(), fault };
-        let news = Blobs { task: task(), blobs: Vec::new(), failures: vec![failure] };
+        let news = Blobs { task: task(), blobs: Vec::new(), failures: vec![failure], reads_streams: false };
         self.sites.note(&node.into(), &self.shared(), news, self.now);
     }
 
@@ -505,7 +505,7 @@ fn what_a_node_says_that_makes_no_sense_harms_nothing() {
     story.say("b", &[("1", 10 * MIB, BlobState::Carrying, u64::MAX)]);
     story.hear();
     let news = BlobNews { digest: "../../x".to_owned(), size: 1, state: BlobState::Here, done: 0 };
-    let news = Blobs { task: task(), blobs: vec![news], failures: Vec::new() };
+    let news = Blobs { task: task(), blobs: vec![news], failures: Vec::new(), reads_streams: false };
     story.sites.note(&"b".into(), &story.shared(), news, story.now);
     let books: usize = story.sites.by_name.values().map(|site| site.books.len()).sum();
     assert_eq!(books, 1);

@@ -145,7 +145,7 @@ impl PeerAddress {
                 vec![SocketAddr::new(local.ip(), *port).to_string()]
             }
         };
-        Some(PeerDoor { addresses })
+        Some(PeerDoor { addresses, streams: false })
     }
 }
 
