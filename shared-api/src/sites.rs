@@ -266,8 +266,7 @@ mod tests {
         for bad in ["", "10.0.0.1", ":1", "a b:1", "a/b:1", "a@b:1", "host:65536", "host:"] {
             assert!(!is_address(bad), "{bad}");
         }
-        let door =
-            |addresses: &[&str]| PeerDoor {
+        let door = |addresses: &[&str]| PeerDoor {
             addresses: addresses.iter().map(|a| (*a).to_owned()).collect(),
             streams: false,
         };

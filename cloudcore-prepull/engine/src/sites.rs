@@ -32,10 +32,10 @@ use prepull_api::wire::Hello;
 use serde::{Deserialize, Serialize};
 
 use crate::shared::node_view::NodeView;
-pub use report::{CarrierReport, SiteCounters, SiteEvent, SiteEventKind, SiteReport};
 use book::{Book, BookId, Seeker, Way};
 use faults::Faults;
 use member::Member;
+pub use report::{CarrierReport, SiteCounters, SiteEvent, SiteEventKind, SiteReport};
 
 /// Shortest time between two looks at a site: a burst of messages is answered at once.
 const PACE: Duration = Duration::from_millis(100);

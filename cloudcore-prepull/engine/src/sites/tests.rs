@@ -48,7 +48,8 @@ impl Story {
     }
 
     fn connect(&mut self, node: &str) {
-        let peer = (!node.ends_with('?')).then(|| PeerDoor { addresses: vec!["10.0.0.1:1".to_owned()], streams: false });
+        let peer = (!node.ends_with('?'))
+            .then(|| PeerDoor { addresses: vec!["10.0.0.1:1".to_owned()], streams: false });
         self.sites.connect(&node.into(), &Hello { peer, ..Hello::default() }, self.now);
     }
 
@@ -59,7 +60,12 @@ impl Story {
             state: *state,
             done: *done,
         };
-        let news = Blobs { task: task(), blobs: blobs.iter().map(blob).collect(), failures: Vec::new(), reads_streams: false };
+        let news = Blobs {
+            task: task(),
+            blobs: blobs.iter().map(blob).collect(),
+            failures: Vec::new(),
+            reads_streams: false,
+        };
         self.sites.note(&node.into(), &self.shared(), news, self.now);
     }
 

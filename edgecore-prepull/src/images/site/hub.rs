@@ -256,7 +256,12 @@ impl State {
             while !blobs.is_empty() || !failures.is_empty() {
                 let blobs = blobs.drain(..blobs.len().min(MAX_BLOBS)).collect();
                 let failures = failures.drain(..failures.len().min(MAX_BLOBS)).collect();
-                messages.push(EdgeMessage::Blobs(Blobs { task: task.clone(), blobs, failures, reads_streams: false }));
+                messages.push(EdgeMessage::Blobs(Blobs {
+                    task: task.clone(),
+                    blobs,
+                    failures,
+                    reads_streams: false,
+                }));
             }
         }
         messages

@@ -107,7 +107,9 @@ impl World {
     fn connect(&mut self, node: usize) {
         let labels = [(SITE_LABEL.to_owned(), "ship".to_owned())].into();
         self.sites.set_labels(&name(node), Some(&labels), self.now);
-        let peer = self.nodes[node].serves.then(|| PeerDoor { addresses: vec![format!("10.0.0.{node}:1")], streams: false });
+        let peer = self.nodes[node]
+            .serves
+            .then(|| PeerDoor { addresses: vec![format!("10.0.0.{node}:1")], streams: false });
         self.sites.connect(&name(node), &Hello { peer, ..Hello::default() }, self.now);
         self.nodes[node].online = true;
         self.say_all(node);
@@ -138,7 +140,12 @@ impl World {
             };
             BlobNews { digest: digest(&blob.to_string()), size: self.sizes[blob], state, done: *done }
         };
-        let news = Blobs { task: task(), blobs: blobs.into_iter().map(blob).collect(), failures, reads_streams: false };
+        let news = Blobs {
+            task: task(),
+            blobs: blobs.into_iter().map(blob).collect(),
+            failures,
+            reads_streams: false,
+        };
         let shared = Shared { images: "image".into(), max_rate: None };
         self.sites.note(&name(node), &shared, news, self.now);
     }
