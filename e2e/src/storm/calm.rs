@@ -23,8 +23,10 @@ use crate::cloud::Cloud;
 use crate::cluster::Cluster;
 use crate::node::EdgeNode;
 
-/// Limit for all jobs to end: rounds of nodes that take up to a minute each.
-const JOBS_LIMIT: Duration = Duration::from_secs(360);
+/// Longest time in which no job may move: a node's attempt takes up to a minute, and so does the wait before the next one.
+const STILL: Duration = Duration::from_secs(180);
+/// Limit for all jobs to end: one with two nodes at a time goes over the whole fleet, round by round.
+const JOBS_LIMIT: Duration = Duration::from_secs(1800);
 /// Limit for everything else, which should take seconds.
 const LIMIT: Duration = Duration::from_secs(90);
 /// Largest memory of programs that are built for debugging, with hundreds of edges: a leak shows, a page does not.
@@ -149,9 +151,28 @@ async fn resume_jobs(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
+/// Waits until there are no jobs left that run. They may take long, but not stand still.
+async fn all_end(kind: &str, running: impl AsyncFn() -> Result<Vec<String>>) -> Result<()> {
+    let began = Instant::now();
+    let (mut before, mut moved) = (Vec::new(), began);
+    loop {
+        // The API server may have been restarted a moment ago.
+        let now = running().await.unwrap_or_else(|error| vec![format!("{error:#}")]);
+        if now.is_empty() {
+            return Ok(());
+        }
+        ensure!(began.elapsed() < JOBS_LIMIT, "{kind}: after {JOBS_LIMIT:?} these still run: {now:?}");
+        ensure!(moved.elapsed() < STILL, "{kind}: for {STILL:?} none of these has moved: {now:?}");
+        if now != before {
+            (before, moved) = (now, Instant::now());
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+}
+
 async fn jobs_end(cluster: &Cluster) -> Result<()> {
     let api = Api::<ImagePrePullJob>::all(cluster.client());
-    eventually("all ImagePrePullJobs are over", JOBS_LIMIT, async || {
+    all_end("ImagePrePullJobs", async || {
         let running = existing(&api).await?.into_iter().filter(|job| {
             let status = job.status.clone().unwrap_or_default();
             // Until then, a change may still wait for a run of its own.
@@ -159,11 +180,9 @@ async fn jobs_end(cluster: &Cluster) -> Result<()> {
             !matches!(status.phase, JobPhase::Completed | JobPhase::Failure)
                 || status.conditions.iter().any(is_unknown)
         });
-        let running: Vec<_> = running
+        Ok(running
             .map(|job| format!("{}: {:?}", job.name_any(), job.status.unwrap_or_default().summary))
-            .collect();
-        ensure!(running.is_empty(), "these are not: {running:?}");
-        Ok(())
+            .collect())
     })
     .await
 }
@@ -171,20 +190,16 @@ async fn jobs_end(cluster: &Cluster) -> Result<()> {
 async fn pull_jobs_end(cluster: &Cluster) -> Result<()> {
     let (jobs, lists) =
         (Api::<ImagePullJob>::all(cluster.client()), Api::<ImageListPullJob>::all(cluster.client()));
-    eventually("all jobs of Kruise's kinds are over", JOBS_LIMIT, async || {
+    all_end("jobs of Kruise's kinds", async || {
         let jobs = existing(&jobs).await?.into_iter();
-        let mut running: Vec<_> = jobs
+        let jobs = jobs
             .filter(|job| job.status.as_ref().is_none_or(|status| status.completion_time.is_none()))
-            .map(|job| format!("{}: {:?}", job.name_any(), job.status))
-            .collect();
+            .map(|job| format!("{}: {:?}", job.name_any(), job.status));
         let lists = existing(&lists).await?.into_iter();
-        running.extend(
-            lists
-                .filter(|job| job.status.as_ref().is_none_or(|status| status.completion_time.is_none()))
-                .map(|job| format!("{}: {:?}", job.name_any(), job.status)),
-        );
-        ensure!(running.is_empty(), "these are not: {running:?}");
-        Ok(())
+        let lists = lists
+            .filter(|job| job.status.as_ref().is_none_or(|status| status.completion_time.is_none()))
+            .map(|job| format!("{}: {:?}", job.name_any(), job.status));
+        Ok(jobs.chain(lists).collect())
     })
     .await
 }
