@@ -18,7 +18,8 @@ impl Chance {
         Self(chance.next())
     }
 
-    fn next(&mut self) -> u64 {
+    /// Draws 64 bits.
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

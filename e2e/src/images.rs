@@ -17,7 +17,7 @@ use crate::place::Place;
 /// Bytes of a mebibyte.
 pub const MIB: u64 = 1024 * 1024;
 /// Version of the generated images; a change of how they are generated needs a new one.
-const RECIPE: &str = "images-1";
+const RECIPE: &str = "images-2";
 /// File that is written last: a directory without it is incomplete.
 const SUMMARY: &str = "summary.json";
 
@@ -157,7 +157,7 @@ impl Image {
     }
 }
 
-/// Reads an image from the cache, or generates it. If two processes generate it at the same time, one result is kept.
+/// Reads an image from the cache, or generates it. Of several processes that need it, the first generates it.
 fn cached(name: &str, make: impl FnOnce(&Layout) -> Result<layout::Manifest>) -> Result<Image> {
     let cache = parts::cache_dir().join(RECIPE);
     // skopeo would read what follows a colon as a tag.
@@ -166,6 +166,11 @@ fn cached(name: &str, make: impl FnOnce(&Layout) -> Result<layout::Manifest>) ->
         return Ok(image);
     }
     std::fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
+    let lock = std::fs::File::create(dir.with_added_extension("lock"))?;
+    lock.lock()?;
+    if let Some(image) = read(&dir) {
+        return Ok(image);
+    }
     let scratch = tempfile::tempdir_in(&cache)?;
     let layout = Layout::new(scratch.path())?;
     let top = make(&layout).with_context(|| format!("cannot make image {name}"))?;

@@ -15,13 +15,8 @@ use crate::unpacking::half_unpacked;
 const SIZE: u64 = 24 * MIB;
 /// At this rate the pull takes longer than one window.
 const RATE: u64 = 2 * MIB;
+/// Seconds.
 const OPEN: u64 = 8;
-
-/// Windows open at whole minutes: the next one that is half a minute away at least, so that there is time to apply a job
-/// and to see it wait, also on a busy machine.
-fn next_opening() -> Result<Timestamp> {
-    Ok(Timestamp::now().checked_add(90.seconds())?)
-}
 
 /// A window that opens in the minute of this time, by UTC.
 fn window(opens: Timestamp, duration: String) -> WindowSpec {
@@ -36,15 +31,11 @@ async fn a_pull_waits_for_its_window_stops_with_it_and_goes_on_with_the_next() -
     let (image, reference) = site.image("windowed", &[SIZE])?;
     let layer = image.blobs().last().context("no layer")?;
     site.link.throttle(Some(RATE));
-    let opening = next_opening()?;
-    let windows: Vec<_> = (0..7)
-        .map(|later| Ok(window(opening.checked_add(later.minutes())?, format!("{OPEN}s"))))
-        .collect::<Result<_>>()?;
-    let first = windows[0].start.clone();
+    let far = window(Timestamp::now().checked_add(12.hours())?, "1h".to_owned());
+    let waits = format!("waits for its window, opens at {} UTC", far.start);
     // Less than a window: with the time in between it would be over long before the pull is.
     let job = site.job("windowed").images([&reference]).on(["edge-1"]).timeout_seconds(40);
-    let job = job.spec(|spec| spec.windows = windows).apply().await?.within(Duration::from_secs(240));
-    let waits = format!("waits for its window, opens at {first} UTC");
+    let job = job.spec(|spec| spec.windows = vec![far]).apply().await?;
     job.until("the node waits and says until when", |status| {
         status
             .node("edge-1")
@@ -53,6 +44,12 @@ async fn a_pull_waits_for_its_window_stops_with_it_and_goes_on_with_the_next() -
     .await?;
     assert_eq!((site.link.bytes_of(layer), node.open_tasks()), (0, 0), "nothing begins before");
 
+    // One is open now, and then one at each whole minute that leaves time to see it closed.
+    let next = Timestamp::now().checked_add((i64::try_from(OPEN)? + 65).seconds())?;
+    let later = (0..7).map(|later| Ok(window(next.checked_add(later.minutes())?, format!("{OPEN}s"))));
+    let now = closing_after(Duration::from_secs(OPEN));
+    let windows: Vec<_> = std::iter::once(now).chain(later).collect::<Result<_>>()?;
+    job.patch_spec(json!({"windows": windows})).await?;
     let during = |status: &ImagePrePullJobStatus| {
         let node = status.node("edge-1")?;
         Some(node.phase == NodePhase::InProgress && node.reason.starts_with("waits for its window"))
@@ -172,7 +169,9 @@ async fn a_box_in_1970_keeps_todays_windows() -> Result<()> {
 #[tokio::test]
 async fn an_image_pull_job_waits_for_the_window_of_the_node_and_its_node_image_says_so() -> Result<()> {
     let site = Site::with_kruise(&[]).await?;
-    let WindowSpec { start, duration, time_zone, .. } = window(next_opening()?, "1h".to_owned());
+    // Windows open at whole minutes: the next one that leaves time to apply a job and to see it wait.
+    let opening = Timestamp::now().checked_add(80.seconds())?;
+    let WindowSpec { start, duration, time_zone, .. } = window(opening, "1h".to_owned());
     let window = format!("{start}+{duration} {time_zone}");
     let node = site.node("edge-1").await?.args(&["--download-window", &window]).await?;
     let (image, reference) = site.image("pull-job-windowed", &[MIB])?;

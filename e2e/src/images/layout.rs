@@ -8,6 +8,8 @@ use anyhow::{Context, Result, ensure};
 use ring::digest::{Context as Hash, SHA256, digest};
 use serde_json::{Value, json};
 
+use crate::chance::Chance;
+
 /// Path of the static busybox on this machine.
 const BUSYBOX: &str = "/bin/busybox";
 /// Applets of busybox that get a link.
@@ -93,8 +95,11 @@ impl<'a> Layout<'a> {
     pub(super) fn random_layer(&self, seed: &str, size: u64) -> Result<Layer> {
         self.layer(|root| {
             let mut file = std::io::BufWriter::new(std::fs::File::create(root.join("data"))?);
-            for block in 0..size.div_ceil(32) {
-                file.write_all(digest(&SHA256, format!("{seed}/{block}").as_bytes()).as_ref())?;
+            let hash = digest(&SHA256, seed.as_bytes());
+            let (start, _) = hash.as_ref().split_first_chunk().context("no SHA-256")?;
+            let mut chance = Chance::new(u64::from_le_bytes(*start), 0);
+            for _ in 0..size.div_ceil(8) {
+                file.write_all(&chance.next().to_le_bytes())?;
             }
             Ok(file.flush()?)
         })
