@@ -27,8 +27,8 @@ pub(crate) use apply::documents;
 pub use objects::NodeBuilder;
 
 use crate::cleanup::{Child, SOON, eventually};
+use crate::ground::Ground;
 use crate::keep::keeping;
-use crate::kubernetes::ground::Ground;
 use crate::parts;
 use crate::place::Place;
 

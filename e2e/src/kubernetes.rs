@@ -13,7 +13,6 @@
 //! request is in the audit log.
 
 mod balancer;
-pub(crate) mod ground;
 mod installation;
 pub mod pods;
 mod refusals;
@@ -28,10 +27,10 @@ pub use worker::{Worker, lacks};
 
 use crate::cleanup::Child;
 use crate::cluster::Cluster;
+use crate::ground::{self, Ground};
 use crate::images::Image;
 use crate::registry::Registry;
 use balancer::Balancer;
-use ground::Ground;
 use worker::Kind;
 
 /// Controllers that a Deployment, a DaemonSet, a drained node and a namespace need. The others would only cost time.

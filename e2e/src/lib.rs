@@ -49,6 +49,7 @@ pub mod disk;
 pub mod fleet;
 pub mod flood;
 pub mod front;
+mod ground;
 pub mod images;
 mod interrupt;
 pub mod intruder;

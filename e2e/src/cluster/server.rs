@@ -12,7 +12,7 @@ use rcgen::KeyPair;
 
 use crate::certs::Authority;
 use crate::cleanup::{Child, SOON, eventually};
-use crate::kubernetes::ground::{self, Ground};
+use crate::ground::{self, Ground};
 use crate::network::{Passage, Space};
 use crate::parts;
 use crate::place::CANARY;

@@ -10,9 +10,9 @@ use kube::Client;
 use kube::api::{Api, ListParams};
 use tokio::task::JoinHandle;
 
-use super::ground::{BALANCER, Ground};
 use crate::background;
 use crate::cluster::{Cluster, NAMESPACE};
+use crate::ground::{BALANCER, Ground};
 use crate::network::Passage;
 
 /// Ports of the Service, which its pods have too.

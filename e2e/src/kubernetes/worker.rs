@@ -15,9 +15,9 @@ use kube::api::Api;
 use rustix::fs::FallocateFlags;
 use serde_json::{Value, json};
 
-use super::ground::{Ground, Plot};
 use crate::cleanup::{Child, SOON, eventually};
 use crate::cluster::Cluster;
+use crate::ground::{Ground, Plot};
 use crate::machine;
 use crate::network::{Passage, Space};
 use crate::node::{Containerd, Paths, inside};
@@ -95,7 +95,7 @@ impl Worker {
 
         let user = format!("system:node:{name}");
         let kubeconfig =
-            cluster.kubeconfig_for(&user, Some("system:nodes"), &super::ground::CONTROL.to_string())?;
+            cluster.kubeconfig_for(&user, Some("system:nodes"), &crate::ground::CONTROL.to_string())?;
         std::fs::write(dir.join(KUBELET).join("kubeconfig"), kubeconfig)?;
         let mut worker = Self {
             place,

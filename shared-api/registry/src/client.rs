@@ -10,7 +10,7 @@ use crate::auth::Tokens;
 use crate::error::RegistryError;
 use crate::hosts::{self, HostsFiles};
 use crate::proxy::Proxies;
-use crate::repository::Repository;
+use crate::repository::{Repository, Shared};
 use crate::transport::Transport;
 
 /// What the client is told about its surroundings.
@@ -31,11 +31,6 @@ pub struct Settings {
 pub struct RegistryClient {
     shared: Arc<Shared>,
     hosts: Arc<HostsFiles>,
-}
-
-pub(crate) struct Shared {
-    pub(crate) transport: Transport,
-    pub(crate) tokens: Tokens,
 }
 
 impl RegistryClient {

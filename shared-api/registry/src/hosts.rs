@@ -7,7 +7,6 @@ mod file;
 #[cfg(test)]
 mod tests;
 
-use std::io::Read as _;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -122,19 +121,6 @@ pub(crate) fn split_port(authority: &str) -> (&str, Option<&str>) {
         Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
         _ => (authority, None),
     }
-}
-
-/// Reads a file of at most so many bytes.
-pub(crate) fn read_limited(file: &Path, limit: u64) -> std::io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    std::fs::File::open(file)?.take(limit + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > limit {
-        return Err(std::io::Error::new(
-            std::io::ErrorKind::FileTooLarge,
-            format!("larger than {limit} bytes"),
-        ));
-    }
-    Ok(bytes)
 }
 
 fn unsupported(message: impl AsRef<str>) -> RegistryError {

@@ -14,20 +14,26 @@ use prepull_api::credentials::RegistryCredential;
 use prepull_api::image::NormalizedReference;
 use tokio::sync::Mutex;
 
+use crate::auth::Tokens;
 use crate::blob::{BlobStream, HostId, begins_at};
 use crate::body;
-use crate::client::Shared;
 use crate::digest::{check, is_digest, sha256};
 use crate::error::{Kind, RegistryError};
 use crate::hosts::{Capabilities, Endpoint};
 use crate::manifest::{
     DOCKER_INDEX, DOCKER_MANIFEST, Descriptor, MAX_MANIFEST, OCI_INDEX, OCI_MANIFEST, own_media_type,
 };
-use crate::transport::Answer;
+use crate::transport::{Answer, Transport};
 pub use choose::{Chosen, Contents};
 pub use referrers::Place;
 
 const DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
+
+/// What the repositories of one client share.
+pub(crate) struct Shared {
+    pub(crate) transport: Transport,
+    pub(crate) tokens: Tokens,
+}
 
 /// The repository of one reference, with the credential for it.
 #[derive(Clone)]

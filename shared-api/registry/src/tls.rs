@@ -1,5 +1,6 @@
 //! How a registry is trusted: the CAs of the system and of hosts.toml, client certificates, or no verification at all.
 
+use std::io::Read as _;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -106,8 +107,21 @@ fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, ()> {
 }
 
 fn read(file: &Path) -> Result<Vec<u8>, RegistryError> {
-    crate::hosts::read_limited(file, MAX_FILE)
+    read_limited(file, MAX_FILE)
         .map_err(|error| unsupported(format!("cannot read {}: {error}", file.display())))
+}
+
+/// Reads a file of at most `limit` bytes.
+pub(crate) fn read_limited(file: &Path, limit: u64) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    std::fs::File::open(file)?.take(limit + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > limit {
+        return Err(std::io::Error::new(
+            std::io::ErrorKind::FileTooLarge,
+            format!("larger than {limit} bytes"),
+        ));
+    }
+    Ok(bytes)
 }
 
 fn unsupported(message: impl AsRef<str>) -> RegistryError {

@@ -7,11 +7,10 @@ use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use toml::{Table, Value};
 
 use super::{
-    Capabilities, Endpoint, MAX_FILE, default_dial, is_localhost, is_there, read_limited, split_port,
-    unsupported,
+    Capabilities, Endpoint, MAX_FILE, default_dial, is_localhost, is_there, split_port, unsupported,
 };
 use crate::error::RegistryError;
-use crate::tls::Tls;
+use crate::tls::{Tls, read_limited};
 
 const DOCKER_HUB: &str = "docker.io";
 const DOCKER_HUB_ENDPOINT: &str = "registry-1.docker.io";
