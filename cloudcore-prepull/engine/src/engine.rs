@@ -208,7 +208,6 @@ impl Engine {
         Some(TaskInHand { job: None, images: vec![image.to_string()], started: None })
     }
 
-    /// Tells the tracker of sites what concerns it.
     fn tell_sites(&mut self, input: &controller::Input, now: Timestamp) {
         use controller::Input as Prepull;
         match input {

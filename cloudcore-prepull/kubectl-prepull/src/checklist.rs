@@ -4,32 +4,24 @@ use serde::Serialize;
 
 use crate::screen::{Screen, Tone, tame, wrap};
 
-/// How a point is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Mark {
-    /// As it should be.
     Good,
-    /// Something is wrong.
     Bad,
     /// It could not be looked at, or is for a person to judge.
     Open,
 }
 
-/// A point.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Point {
-    /// How it is.
     pub(crate) mark: Mark,
-    /// What is so.
     pub(crate) text: String,
-    /// What to do about it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) remedy: Option<String>,
 }
 
 impl Point {
-    /// A point that is as it should be.
     pub(crate) fn good(text: impl Into<String>) -> Self {
         Self { mark: Mark::Good, text: text.into(), remedy: None }
     }
@@ -44,7 +36,6 @@ impl Point {
         Self { mark: Mark::Open, text: text.into(), remedy: None }
     }
 
-    /// The point with a remedy.
     pub(crate) fn or(self, remedy: impl Into<String>) -> Self {
         Self { remedy: Some(remedy.into()), ..self }
     }

@@ -89,7 +89,6 @@ pub(crate) enum Command {
     Completion(CompletionArgs),
 }
 
-/// The flags of all commands.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct GlobalArgs {
     /// Namespace of what the command names, where that has one [default: that of the context].

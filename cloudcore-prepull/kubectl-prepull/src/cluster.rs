@@ -53,7 +53,6 @@ impl Cluster {
         Ok(Self { client, once, namespace, place })
     }
 
-    /// The client.
     pub(crate) fn client(&self) -> Client {
         self.client.clone()
     }
@@ -64,12 +63,10 @@ impl Cluster {
         self.once.clone()
     }
 
-    /// The namespace of `--namespace`, or that of the context.
     pub(crate) fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// Which cluster it is.
     pub(crate) fn place(&self) -> &Place {
         &self.place
     }

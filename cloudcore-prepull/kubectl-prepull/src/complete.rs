@@ -30,13 +30,9 @@ const FILES: &str = ":0";
 /// What the word under the cursor may be.
 #[derive(Debug, PartialEq)]
 enum Wanted {
-    /// One of these, each with what it is.
     Words(Vec<(String, String)>),
-    /// The name of a job.
     Job,
-    /// The name of an edge node.
     Node,
-    /// The name of a file.
     File,
 }
 

@@ -19,7 +19,6 @@ const PAGE: usize = 1_000;
 /// The Service at which edges dial in, which every version has.
 pub(crate) const DOOR: &str = "cloudcore-prepull";
 
-/// Where cloudcore-prepull is.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct SystemArgs {
     /// Namespace of cloudcore-prepull.

@@ -20,7 +20,6 @@ use crate::problem;
 /// take 100 MiB.
 pub(crate) const REPORTS_OF_A_PAGE: u32 = 4;
 
-/// Reads a job.
 pub(crate) async fn get(cluster: &Cluster, name: &str) -> anyhow::Result<ImagePrePullJob> {
     let read = api(cluster).get(name).await.with_context(|| format!("job {name} cannot be read"));
     match read {
@@ -35,12 +34,10 @@ pub(crate) async fn patch(cluster: &Cluster, name: &str, patch: &Value) -> anyho
     patched.with_context(|| format!("job {name} cannot be changed"))
 }
 
-/// The jobs.
 pub(crate) fn api(cluster: &Cluster) -> Api<ImagePrePullJob> {
     Api::all(cluster.client())
 }
 
-/// The reports.
 pub(crate) fn reports_api(cluster: &Cluster) -> Api<ImagePrePullReport> {
     Api::all(cluster.client())
 }

@@ -41,7 +41,6 @@ pub(crate) struct Seen {
     pub(crate) jobs: Vec<(ImagePullJob, Vec<NodeStatus>)>,
 }
 
-/// What a job says of one node.
 #[derive(Debug)]
 pub(crate) struct OfNode {
     /// The job, without what its nodes say.
@@ -98,7 +97,6 @@ fn missing(cluster: &Cluster, name: &KruiseName) -> anyhow::Error {
     anyhow!("there is no {name} in namespace {namespace}: `kubectl get {kind} -A` lists those that there are")
 }
 
-/// Reads a job, or a list and the jobs of its images.
 async fn read_jobs(
     cluster: &Cluster,
     name: &KruiseName,
@@ -181,7 +179,6 @@ impl Seen {
         }
     }
 
-    /// Its name.
     pub(crate) fn name(&self) -> &KruiseName {
         &self.name
     }

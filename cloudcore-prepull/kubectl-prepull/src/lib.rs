@@ -33,7 +33,6 @@ mod start;
 mod table;
 mod workload;
 
-/// One module for each command.
 mod commands {
     pub(crate) mod cancel;
     pub(crate) mod check;

@@ -10,7 +10,6 @@ use kube::runtime::watcher::Event;
 #[derive(Debug)]
 pub(crate) struct Listing<K>(HashSet<K>);
 
-/// What is to be done to the map.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Change<T, K: Eq + Hash> {
     /// This object is there, or has changed.

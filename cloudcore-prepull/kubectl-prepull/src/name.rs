@@ -5,7 +5,6 @@ use std::str::FromStr;
 
 use prepull_api::crd::kruise;
 
-/// A job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum JobName {
     /// An ImagePrePullJob.
@@ -17,16 +16,13 @@ pub(crate) enum JobName {
 /// A job of OpenKruise's API.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KruiseName {
-    /// Its kind.
     pub(crate) kind: KruiseKind,
-    /// Its name.
     pub(crate) name: String,
 }
 
 /// The kinds of jobs of OpenKruise's API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KruiseKind {
-    /// One image.
     Pull,
     /// Several images, by a job of the other kind for each.
     List,

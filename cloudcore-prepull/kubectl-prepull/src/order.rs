@@ -21,12 +21,9 @@ const LONGEST_NAME: usize = 63;
 /// Digits of a digest that tell images apart.
 const DIGEST_DIGITS: usize = 12;
 
-/// What a job is to be.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Order {
-    /// Its name.
     pub(crate) name: String,
-    /// Its images.
     pub(crate) images: Vec<String>,
     /// Those of them that are pulled also where they are present already; absent: those that a job pulls so by default.
     pub(crate) always: Option<Vec<String>>,
@@ -36,7 +33,6 @@ pub(crate) struct Order {
     pub(crate) selector: LabelSelector,
     /// The secret of images without another one, `namespace/name`.
     pub(crate) secret: Option<String>,
-    /// Secrets by registry.
     pub(crate) registry_secrets: Vec<(String, String)>,
     /// Further secrets to try for every image that has one.
     pub(crate) more_secrets: Vec<String>,
@@ -107,7 +103,6 @@ impl Order {
         matches!(self.concurrency, Concurrency::Percent(_))
     }
 
-    /// The edge nodes that the selector selects.
     pub(crate) fn edges(&self) -> anyhow::Result<Selector> {
         let mut selector = self.selector.clone();
         let is_there = |expression: &LabelSelectorRequirement| expression.key == EDGE_LABEL;
@@ -117,7 +112,6 @@ impl Order {
         Selector::try_from(&selector).context("the label selector")
     }
 
-    /// The job, for so many nodes.
     pub(crate) fn job(&self, nodes: usize) -> ImagePrePullJob {
         let mut spec = ImagePrePullJobSpec::default();
         let template = &mut spec.image_pre_pull_template;
@@ -178,7 +172,6 @@ fn source_of(image: &str, policy: PullPolicy) -> Option<ImageSource> {
     })
 }
 
-/// All edge nodes.
 pub(crate) fn edge_selector() -> LabelSelector {
     LabelSelector { match_expressions: Some(vec![edge_requirement()]), match_labels: None }
 }
@@ -212,9 +205,7 @@ fn sanitized(text: &str) -> String {
 /// How many nodes pull at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Concurrency {
-    /// So many.
     Nodes(u32),
-    /// So many of a hundred.
     Percent(u32),
 }
 

@@ -13,13 +13,11 @@ use serde_json::Value;
 use crate::cli::Output;
 use crate::screen::guard;
 
-/// Prints a text.
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(guard(text).as_bytes()).and_then(|()| out.flush()).context("write the output")
 }
 
-/// Prints an object as JSON or YAML.
 pub(crate) fn print_object<T: Serialize>(object: &T, output: Format) -> anyhow::Result<()> {
     let text = match output {
         Format::Json => escape_json(&serde_json::to_string_pretty(object)?),
@@ -81,17 +79,13 @@ fn replace_strings(value: &mut Value, is_hostile: &impl Fn(char) -> bool, string
     }
 }
 
-/// A format for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
-    /// JSON
     Json,
-    /// YAML
     Yaml,
 }
 
 impl Output {
-    /// The format, if it is one for programs.
     pub(crate) fn format(self) -> Option<Format> {
         match self {
             Self::Json => Some(Format::Json),

@@ -126,7 +126,6 @@ pub(crate) fn is_unserved(answer: &Status) -> bool {
     answer.code == 404 && answer.details.as_ref().is_none_or(|details| details.name.is_empty())
 }
 
-/// A right that the API server misses.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct MissingRight {
     user: String,

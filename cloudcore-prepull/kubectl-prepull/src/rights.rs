@@ -11,7 +11,6 @@ use prepull_api::edges::SERVICE;
 use crate::cluster::Cluster;
 use crate::edges::SystemArgs;
 
-/// A right, and what it is for.
 pub(crate) struct Right {
     verb: &'static str,
     group: &'static str,
@@ -19,9 +18,7 @@ pub(crate) struct Right {
     subresource: &'static str,
     name: &'static str,
     place: Where,
-    /// The commands that need it.
     pub(crate) commands: &'static str,
-    /// Whether they only look.
     pub(crate) is_look: bool,
 }
 
@@ -45,10 +42,8 @@ const fn of_cluster(
     Right { verb, group, resource, subresource: "", name: "", place: Where::Cluster, commands, is_look: true }
 }
 
-/// The right to change jobs.
 pub(crate) const CHANGE: Right = of_jobs("patch", "retry, suspend, resume, cancel", false);
 
-/// The rights of the commands.
 static RIGHTS: [Right; 9] = [
     of_jobs("get", "status, failures, why", true),
     of_jobs("list", "status --watch, why", true),
@@ -71,7 +66,6 @@ static RIGHTS: [Right; 9] = [
 ];
 
 impl Right {
-    /// The right in words.
     pub(crate) fn text(&self, namespace: &str) -> String {
         let Self { verb, group, resource, subresource, .. } = self;
         let subresource = if subresource.is_empty() { String::new() } else { format!("/{subresource}") };
@@ -102,7 +96,6 @@ impl Right {
     }
 }
 
-/// The rights that the person lacks.
 pub(crate) async fn missing(cluster: &Cluster, system: &SystemArgs) -> anyhow::Result<Vec<&'static Right>> {
     let answers = join_all(RIGHTS.iter().map(|right| has(cluster, system, right))).await;
     let mut missing = Vec::new();
@@ -114,7 +107,6 @@ pub(crate) async fn missing(cluster: &Cluster, system: &SystemArgs) -> anyhow::R
     Ok(missing)
 }
 
-/// Whether the person has a right.
 pub(crate) async fn has(cluster: &Cluster, system: &SystemArgs, right: &Right) -> anyhow::Result<bool> {
     let reviews: Api<SelfSubjectAccessReview> = Api::all(cluster.client());
     let answer = reviews.create(&PostParams::default(), &right.review(&system.system_namespace)).await?;

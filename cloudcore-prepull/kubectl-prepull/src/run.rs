@@ -14,11 +14,9 @@ use crate::screen::Screen;
 /// How a command ended that could do its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// It is done.
     Done,
     /// What it was about has failed, such as the job that it followed.
     Failed,
-    /// It was not over in the time that it was given.
     TimedOut,
     /// The person has pressed Ctrl-C.
     Interrupted,
@@ -43,7 +41,6 @@ const WRONG_USAGE: u8 = 2;
 
 /// What every command gets.
 pub(crate) struct Session {
-    /// The flags of all commands.
     pub(crate) global: GlobalArgs,
     /// The terminal, or what else the output goes to.
     pub(crate) screen: Screen,

@@ -5,14 +5,12 @@ use std::io::IsTerminal;
 
 use prepull_api::text::{is_display_control, to_plain_line};
 
-/// What the output goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Screen {
     /// Columns. `None` where nothing is to be cut or wrapped.
     pub(crate) width: Option<usize>,
     /// Whether it is a terminal, on which lines can be drawn anew.
     pub(crate) is_terminal: bool,
-    /// The colours.
     pub(crate) paint: Paint,
 }
 
@@ -42,22 +40,16 @@ impl Screen {
 /// The escape sequences of [`Paint`].
 const COLORS: [&str; 6] = ["\u{1b}[32m", "\u{1b}[31m", "\u{1b}[33m", "\u{1b}[2m", "\u{1b}[1m", "\u{1b}[0m"];
 
-/// Colours, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Paint(pub(crate) bool);
 
-/// What a text is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tone {
-    /// It went well.
     Good,
-    /// It went wrong.
     Bad,
     /// It waits, or somebody should look.
     Wait,
-    /// It matters less.
     Dim,
-    /// It is a title.
     Bold,
 }
 

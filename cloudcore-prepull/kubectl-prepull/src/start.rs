@@ -32,11 +32,8 @@ pub(crate) struct WaitArgs {
 /// For how long a job is followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// Not at all.
     No,
-    /// At most for so long.
     For(Duration),
-    /// Until it is over.
     Forever,
 }
 

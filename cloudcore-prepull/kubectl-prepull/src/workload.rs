@@ -12,14 +12,11 @@ use serde_json::Value;
 
 use choice::Choice;
 
-/// A workload.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Workload {
     /// Kind and name for people: `Deployment web`.
     pub(crate) title: String,
-    /// Its name.
     pub(crate) name: String,
-    /// Its namespace, if it says so.
     pub(crate) namespace: Option<String>,
     /// Its images, each once: of init containers, containers, ephemeral containers, and volumes.
     pub(crate) images: Vec<String>,
@@ -27,7 +24,6 @@ pub(crate) struct Workload {
     pub(crate) always: Vec<String>,
     /// The pull secrets of its pods. Where there are none, those of the ServiceAccount count.
     pub(crate) pull_secrets: Vec<String>,
-    /// The ServiceAccount of its pods.
     pub(crate) service_account: String,
     /// The nodes that its pods may run on.
     pub(crate) choice: Choice,
@@ -57,7 +53,6 @@ fn flatten(mut value: Value, objects: &mut Vec<Value>) {
     }
 }
 
-/// The workloads among the objects.
 pub(crate) fn workloads(objects: &[Value]) -> anyhow::Result<Vec<Workload>> {
     objects.iter().filter_map(|object| Workload::of(object).transpose()).collect()
 }
@@ -152,9 +147,7 @@ pub(crate) fn each_once<'a>(images: impl Iterator<Item = &'a str>) -> Vec<String
 /// How the pull secrets of workloads are said in a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Logins {
-    /// The secret of each registry.
     pub(crate) by_registry: Vec<(String, String)>,
-    /// Further ones to try.
     pub(crate) more: Vec<String>,
     /// A registry that gets none.
     pub(crate) without: Option<String>,

@@ -114,7 +114,6 @@ impl Default for SiteArgs {
 }
 
 impl SiteArgs {
-    /// How nodes are grouped.
     pub(crate) fn settings(&self) -> SiteSettings {
         SiteSettings { label: self.site_label.clone(), share_by_default: self.share_within_site }
     }
@@ -305,7 +304,6 @@ pub struct ConsentArgs {
     pub require_secret_consent: bool,
 }
 
-/// The flags of the leader election.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct ElectionArgs {
     /// Elect a leader among replicas by the Lease cloudcore-prepull in --namespace; `false` for a single replica.

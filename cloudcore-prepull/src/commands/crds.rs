@@ -32,7 +32,6 @@ fn kruise_definitions() -> anyhow::Result<Vec<(&'static str, String)>> {
     Ok(vec![("crds.yaml", all)])
 }
 
-/// Prints the definitions, or writes them to files.
 pub(crate) fn run(args: &CrdsArgs, out: &mut impl Write) -> anyhow::Result<()> {
     for (name, yaml) in if args.kruise { kruise_definitions()? } else { definitions()? } {
         match &args.out {

@@ -286,7 +286,6 @@ fn secret_names(job: &ValidatedJob, plan: &Plan) -> BTreeSet<SecretRef> {
     images.flat_map(|image| image.secrets.iter().cloned()).chain(keys).collect()
 }
 
-/// The platform of each node of the plan.
 fn platforms(plan: &Plan, nodes: &BTreeMap<NodeName, NodeView>) -> Vec<Platform> {
     let labels = |name: &NodeName| nodes.get(name).map(|node| platform_of(&node.labels)).unwrap_or_default();
     plan.nodes.iter().map(|(name, _)| labels(name)).collect()

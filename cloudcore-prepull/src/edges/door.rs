@@ -39,7 +39,6 @@ pub(super) type Secured = TlsStream<HeardStream<TcpStream>>;
 /// The interval between two looks whether a silent client keeps others waiting.
 const CONTENTION_CHECK: Duration = Duration::from_millis(100);
 
-/// The bounds of a port.
 #[derive(Clone, Debug)]
 pub(super) struct Limits {
     /// The most connections whose client is silent: before its ClientHello, or in the middle of its handshake.
@@ -90,7 +89,6 @@ impl Turned {
     }
 }
 
-/// The way in of one port.
 #[derive(Debug)]
 pub(super) struct Door {
     limits: Limits,

@@ -110,7 +110,6 @@ pub async fn serve(
     let _ = timeout(DRAIN_DEADLINE, tracker.wait()).await;
 }
 
-/// What all connections share.
 struct Endpoint {
     door: Door,
     identity: Arc<ServerIdentity>,

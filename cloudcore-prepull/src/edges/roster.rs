@@ -154,7 +154,6 @@ impl Roster {
         self.shared.view.set_node(node, is_edge);
     }
 
-    /// What is shown of the node's record.
     pub(crate) fn recorded(&self, node: &NodeName) -> Recorded {
         self.shared.view.recorded(node)
     }

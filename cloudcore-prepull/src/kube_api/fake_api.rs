@@ -29,7 +29,6 @@ pub(crate) fn answering(answer: impl Fn(&str) -> Value + Send + Sync + 'static) 
     (Client::new(tower::service_fn(serve), "default"), requests)
 }
 
-/// A refusal, as the API server words it.
 pub(super) fn refusal(code: u16) -> Value {
     json!({
         "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": "Conflict",

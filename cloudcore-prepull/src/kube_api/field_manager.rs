@@ -5,7 +5,6 @@ use prepull_admission::FIELD_MANAGER;
 
 pub(crate) use prepull_admission::post_params;
 
-/// How objects are patched.
 pub(crate) fn patch_params() -> PatchParams {
     PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
 }

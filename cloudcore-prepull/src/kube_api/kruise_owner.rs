@@ -22,12 +22,10 @@ pub(crate) enum Refusal {
         "--enable-kruise-api: the definition {name} is not of cloudcore-prepull (it has no label {PART_OF_LABEL}={PART_OF}{hint}): another controller, most likely Kruise itself, owns it; leave the flag out, or remove Kruise and apply manifests/kruise/crds.yaml"
     )]
     Foreign {
-        /// metadata.name of the definition.
         name: String,
         /// What the definition says about its origin; may be empty.
         hint: String,
     },
-    /// Kruise's own controller is running.
     #[error(
         "--enable-kruise-api: Kruise's own controller is running (the Lease {namespace}/{name} is held by {holder}): both would write the same objects; leave the flag out, or stop Kruise first",
         namespace = LEASE.0, name = LEASE.1

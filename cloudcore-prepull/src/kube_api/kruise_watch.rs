@@ -47,7 +47,6 @@ pub(crate) async fn node_images(client: Client, inputs: mpsc::Sender<engine::Inp
     follow(Api::<Guarded<NodeImage>>::all(client), config(), inputs, compact, watched).await;
 }
 
-/// Watches all ImagePullJobs for ever.
 pub(crate) async fn pull_jobs(client: Client, inputs: mpsc::Sender<engine::Input>) {
     use jobs::Input as To;
     let watched = Watched {
@@ -59,7 +58,6 @@ pub(crate) async fn pull_jobs(client: Client, inputs: mpsc::Sender<engine::Input
     follow(Api::<Guarded<ImagePullJob>>::all(client), config(), inputs, readable, watched).await;
 }
 
-/// Watches all ImageListPullJobs for ever.
 pub(crate) async fn list_jobs(client: Client, inputs: mpsc::Sender<engine::Input>) {
     use jobs::Input as To;
     let watched = Watched {

@@ -74,7 +74,6 @@ impl Writer {
         }
     }
 
-    /// Writes a NodeImage.
     pub(crate) async fn write_node_image(&self, node: &NodeName, write: Write) -> Written {
         // The semaphore is never closed.
         let _permit = self.permits.acquire().await;
@@ -131,7 +130,6 @@ impl Writer {
         CompactNodeImage::new(object, &mut parts)
     }
 
-    /// Writes a job, or a child of a list.
     pub(crate) async fn write_job(&self, write: JobWrite) -> WriteOutcome {
         let _permit = self.permits.acquire().await;
         let target = write.target();

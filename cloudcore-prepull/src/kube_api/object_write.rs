@@ -19,9 +19,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// The object that a write is meant for, as opposed to a later object of the same name.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Target<'a> {
-    /// metadata.name
     pub(super) name: &'a str,
-    /// metadata.uid
     pub(super) uid: &'a str,
     /// The resourceVersion that the write replaces; `None` writes over any version.
     pub(super) version: Option<&'a str>,
@@ -32,7 +30,6 @@ pub(super) struct Target<'a> {
 pub(super) enum Endpoint {
     /// The object itself, without its status.
     Object,
-    /// The status subresource.
     Status,
 }
 
@@ -60,7 +57,6 @@ impl WriteError {
 /// What a failed write says about its object. The names are those of Kubernetes' status reasons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// There is no object of that name.
     NotFound,
     /// Another object or another version has the name. For a patch without a version: a race inside the API server.
     Conflict,

@@ -42,7 +42,6 @@ pub(crate) struct Writer {
     refused: Refused,
 }
 
-/// How a write has ended.
 #[derive(Debug)]
 pub(crate) struct Written {
     pub(crate) outcome: WriteOutcome,

@@ -76,7 +76,6 @@ pub(crate) async fn jobs(client: Client, events: Events, inputs: mpsc::Sender<en
     .await;
 }
 
-/// The jobs that are left to KubeEdge.
 struct LeftJobs {
     events: Events,
     /// The UIDs of those that an event has told of.
@@ -149,13 +148,11 @@ pub(crate) async fn reports(client: Client, inputs: mpsc::Sender<engine::Input>)
     .await;
 }
 
-/// The inputs that the events of a watch become.
 pub(crate) struct Watched<T, I> {
     /// For a list of all objects.
     pub(crate) all: fn(Vec<T>) -> I,
     /// For an object that was created or changed.
     pub(crate) one: fn(T) -> I,
-    /// For an object that was deleted.
     pub(crate) gone: fn(&T) -> I,
     /// For the beginning of a list, which may take a while: where it matters what was written meanwhile.
     pub(crate) begins: Option<fn() -> I>,

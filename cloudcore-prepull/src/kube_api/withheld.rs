@@ -27,7 +27,6 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(120);
 const LINES: usize = 256;
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Withheld {
     waits: Mutex<HashMap<(SecretRef, JobUid), Wait>>,
@@ -36,7 +35,6 @@ pub(crate) struct Withheld {
 
 #[derive(Clone, Debug)]
 struct Wait {
-    /// Name of the job.
     name: String,
     asked: Instant,
 }

@@ -80,9 +80,7 @@ pub(super) struct Core {
     /// With `--otlp-endpoint`.
     pub(super) traces: Option<Traces>,
     pub(super) inputs: mpsc::Sender<Input>,
-    /// Whether we have to watch pods.
     pub(super) needs_pods: watch::Sender<bool>,
-    /// What people ask of the edges.
     pub(super) asked: mpsc::Receiver<Ask>,
     /// Since when this replica serves edges.
     pub(super) known_since: Timestamp,

@@ -63,7 +63,6 @@ impl Readiness {
         }
     }
 
-    /// Sets whether the tunnel listens.
     pub(crate) fn set_serving(&self, serving: bool) {
         self.serving.store(serving, Ordering::Relaxed);
     }
@@ -99,7 +98,6 @@ impl Readiness {
         }
     }
 
-    /// The answer of /readyz.
     fn answer(&self) -> (StatusCode, String) {
         let reason = match self.leadership.why_not() {
             Some(why) => format!("not the leader: {why}\n"),
@@ -167,7 +165,6 @@ pub(crate) async fn serve(
     http::serve_connections(listener, CONNECTIONS, shutdown, serve_one).await;
 }
 
-/// What all connections share.
 struct Endpoint {
     metrics: Arc<Metrics>,
     readiness: Arc<Readiness>,

@@ -70,7 +70,6 @@ impl KruiseGate {
         Self { is_open, has_opened }
     }
 
-    /// Whether the API is served.
     pub(super) fn is_open(&self) -> bool {
         self.is_open
     }

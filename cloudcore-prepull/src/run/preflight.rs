@@ -35,7 +35,6 @@ const DEFINITIONS_PERIOD: Duration = Duration::from_secs(15);
 /// The limit for listing one object, which takes milliseconds; an API server that restarts may never answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
-/// The check, and what is known of it.
 pub(super) struct Preflight {
     client: Client,
     namespace: String,

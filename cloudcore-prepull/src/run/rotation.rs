@@ -39,14 +39,12 @@ pub(super) enum Source {
     },
 }
 
-/// What the leader looks at.
 pub(super) struct RotationKeeper {
     pub(super) source: Source,
     pub(super) clusters_cas: Vec<CertificateDer<'static>>,
     pub(super) identity: Arc<ServerIdentity>,
     pub(super) sessions: Sessions,
     pub(super) metrics: EdgeMetrics,
-    /// The leader's client.
     pub(super) writes: Client,
     pub(super) namespace: String,
     /// How long after its last signature a CA has to be trusted.
@@ -54,7 +52,6 @@ pub(super) struct RotationKeeper {
     pub(super) log: FailureLog,
 }
 
-/// What was published last, and when.
 pub(super) type LastPublished = Option<(Published, Instant)>;
 
 impl RotationKeeper {

@@ -48,7 +48,6 @@ pub(super) struct EndedTask<'a> {
     pub(super) node: &'a NodeName,
     pub(super) known: TaskInHand,
     pub(super) result: &'a TaskResult,
-    /// When the result arrived.
     pub(super) arrived: Timestamp,
 }
 

@@ -39,7 +39,6 @@ pub struct AllowArgs {
     pub old_keys: bool,
 }
 
-/// Takes the name of a node.
 pub(super) fn parse_node(text: &str) -> Result<NodeName, String> {
     let node = Some(NodeName::from(text)).filter(NodeName::is_valid);
     node.ok_or_else(|| "lower-case letters, digits, '-' and '.', as in `kubectl get nodes`".to_owned())

@@ -51,7 +51,6 @@ pub enum RedeemError {
     NotANode(String),
 }
 
-/// The stored record of a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     pub(super) scope: Scope,
@@ -63,7 +62,6 @@ pub(super) struct Record {
     pub(super) after_revocation: Option<String>,
 }
 
-/// How a valid token is redeemed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Decision {
     /// The node may join.

@@ -20,7 +20,6 @@ pub const TOKEN_LABEL: &str = "prepull.kubeedge.io/join-token";
 const NAME_PREFIX: &str = "prepull-token-";
 /// The type of the Secrets, which tells them apart in `kubectl get secrets`.
 const SECRET_TYPE: &str = "prepull.kubeedge.io/join-token";
-/// The most tokens in one page of a list.
 const PAGE: u32 = 500;
 
 /// A failed request for a token's Secret.
@@ -32,7 +31,6 @@ pub struct StoreError {
     source: Box<kube::Error>,
 }
 
-/// Storage of tokens.
 #[derive(Clone, Debug)]
 pub(super) enum Store {
     Secrets(Box<Api<Secret>>),

@@ -54,14 +54,11 @@ pub struct TagRequest {
 /// What has changed of a NodeImage, for the jobs. Of each node [`NodeImageUpdate::Exists`] comes first.
 #[derive(Clone, Debug, PartialEq)]
 pub enum NodeImageUpdate {
-    /// The node has a NodeImage.
     Exists {
-        /// The node.
         node: NodeName,
         /// Labels of the NodeImage, which are those of its Node.
         labels: Arc<BTreeMap<String, String>>,
     },
-    /// The node has no NodeImage any more.
     Deleted(NodeName),
     /// The node has a session (`true`), or has lost it. A node is offline until this says otherwise.
     Online(NodeName, bool),
@@ -69,13 +66,10 @@ pub enum NodeImageUpdate {
     /// a state changes, and once in answer to each [`super::jobs::Action::RequestTag`] even where nothing changed.
     /// [`TagState::Absent`] is sent only after another state.
     Tag {
-        /// The job.
         job: JobUid,
-        /// The node.
         node: NodeName,
         /// The image and its tag: a job whose image was changed ignores the tags of the old one.
         key: TagKey,
-        /// The state.
         state: TagState,
     },
 }
@@ -93,7 +87,6 @@ pub enum TagState {
     Failed(Timestamp),
 }
 
-/// What a job means for the tags that it owns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Liveness {
     /// There is no such job: its tags lose this owner.

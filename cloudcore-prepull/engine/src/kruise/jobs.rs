@@ -48,7 +48,6 @@ pub struct Jobs {
     pods: Pods,
     /// Whether all pods are known. Until then jobs that select by them wait.
     knows_pods: bool,
-    /// The ImagePullJobs.
     registry: Registry<PullJob>,
     lists: Lists,
     /// The running jobs that share one parallelism, by their list, or by the ImagePullJob itself.
@@ -94,7 +93,6 @@ impl Jobs {
         }
     }
 
-    /// Whether a job selects its nodes by pods.
     pub(crate) fn needs_pods(&self) -> bool {
         self.registry.running.values().any(PullJob::selects_by_pods)
     }

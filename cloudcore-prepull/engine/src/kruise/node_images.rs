@@ -50,15 +50,11 @@ use write_room::WriteRoom;
 
 /// What is outside of a node when it is reconciled.
 struct Context<'a> {
-    /// The nodes that get a NodeImage.
     selector: &'a Selector,
-    /// What a job means for the tags that it owns.
     liveness: &'a dyn Fn(&JobUid) -> Liveness,
     /// Takes a task slot of the node, if one is free.
     take_slot: &'a mut dyn FnMut(&NodeName) -> bool,
-    /// See [`progress_budget`].
     progress_budget: &'a mut TokenBucket<Timestamp>,
-    /// Whether the NodeImage may be written.
     has_write_room: bool,
 }
 
@@ -71,21 +67,17 @@ fn progress_budget() -> TokenBucket<Timestamp> {
 /// All nodes with their NodeImages.
 #[derive(Debug)]
 pub struct NodeImages {
-    /// The nodes that get a NodeImage.
     selector: Selector,
     nodes: BTreeMap<NodeName, TrackedNode>,
-    /// What the NodeImages have in common.
     parts: SharedParts,
     /// Jobs that have another liveness since the last flush.
     changed_jobs: HashSet<JobUid>,
     /// The nodes whose NodeImages were created since the list began that is under way. That list may lack them; the watch
     /// that follows it tells of them.
     created: BTreeSet<NodeName>,
-    /// The nodes that are to be reconciled.
     dirty: BTreeSet<NodeName>,
     /// When a node is to be reconciled even without an input.
     wakeups: DelayQueue<NodeName>,
-    /// See [`progress_budget`].
     progress_budget: TokenBucket<Timestamp>,
     writes: WriteRoom,
     actions: Vec<Action>,
@@ -93,7 +85,6 @@ pub struct NodeImages {
 }
 
 impl NodeImages {
-    /// Creates NodeImages for the nodes that the selector selects.
     pub(crate) fn new(selector: Selector) -> Self {
         Self {
             selector,

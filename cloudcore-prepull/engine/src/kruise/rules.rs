@@ -36,7 +36,6 @@ pub(super) const DEFAULT_PARALLELISM: u32 = 1;
 /// An ImagePullJob that can be carried out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ValidPullJob {
-    /// The image, as NodeImages name it.
     pub(super) image: TagKey,
     /// What it has in common with an ImageListPullJob.
     pub(super) template: ValidTemplate,
@@ -54,7 +53,6 @@ pub(super) struct ValidListJob {
 /// What ImagePullJob and ImageListPullJob have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ValidTemplate {
-    /// The nodes that pull.
     pub(super) nodes: NodeChoice,
     /// How many nodes may pull at a time; 0 pauses the job.
     pub(super) parallelism: u32,
@@ -75,11 +73,8 @@ pub(super) struct ValidTemplate {
 /// The nodes of a job, among those that have a NodeImage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NodeChoice {
-    /// All of them.
     All,
-    /// Those with these names.
     Names(BTreeSet<NodeName>),
-    /// Those with these labels.
     Labels(Selector),
     /// Those on which active pods of the job's namespace with these labels run.
     Pods(Selector),
@@ -99,7 +94,6 @@ pub(super) enum Completion {
     Never,
 }
 
-/// Validates an ImagePullJob.
 pub(super) fn pull_job(spec: &ImagePullJobSpec) -> Result<ValidPullJob, String> {
     let ImagePullJobSpec { image, template } = spec;
     let nodes = nodes(template)?;

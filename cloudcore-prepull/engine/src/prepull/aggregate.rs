@@ -72,7 +72,6 @@ pub fn nodes_in_report<'a>(images: impl Iterator<Item = &'a str>) -> usize {
     (REPORT_BUDGET * 2 / 3 / node).clamp(1, MAX_NODES_IN_REPORT)
 }
 
-/// The number of nodes in this phase.
 pub(crate) fn in_phase(summary: &mut Summary, phase: NodePhase) -> &mut u32 {
     match phase {
         NodePhase::Pending => &mut summary.pending,

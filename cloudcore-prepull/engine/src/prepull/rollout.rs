@@ -128,7 +128,6 @@ enum Asked {
     No,
     /// The task that it has may be without keys.
     Asking,
-    /// It needs them.
     Needs,
 }
 
@@ -239,7 +238,6 @@ pub struct Rollout {
     /// How many nodes have failed because there is no Node of their name. They take no part in the waves.
     missing: u32,
     waves: Waves,
-    /// Whether the job is over.
     closed: bool,
     /// Records that changed: see [`Self::take_touched`].
     touched: Vec<Touched>,

@@ -371,12 +371,10 @@ fn overrider_group(index: usize, entry: &OverriderEntry) -> Result<OverriderGrou
     })
 }
 
-/// The path of an image rule.
 pub(crate) fn image_rule_field(group: usize, rule: usize) -> String {
     format!("spec.imagePrePullOverriders[{group}].imagePrePullOverrider.overriders.imageOverriders[{rule}]")
 }
 
-/// The path of a secret rule.
 pub(crate) fn secret_rule_field(group: usize, rule: usize) -> String {
     format!("spec.imagePrePullOverriders[{group}].imagePrePullOverrider.overriders.secretOverriders[{rule}]")
 }

@@ -20,7 +20,6 @@ pub(crate) struct Agenda {
 }
 
 impl Agenda {
-    /// Adds a job, and marks it.
     pub(crate) fn add(&mut self, job: &JobUid, created: Timestamp) {
         self.arrivals += 1;
         self.ages.insert(job.clone(), (created, self.arrivals));

@@ -8,7 +8,6 @@ pub(crate) fn counted(number: impl Into<u64>, noun: &str) -> String {
     }
 }
 
-/// [`counted`] for the length of a collection.
 pub(crate) fn counted_len(length: usize, noun: &str) -> String {
     counted(length as u64, noun)
 }

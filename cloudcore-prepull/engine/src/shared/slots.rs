@@ -49,7 +49,6 @@ impl Slots {
         new
     }
 
-    /// Removes jobs from all nodes.
     pub(crate) fn detach(&mut self, jobs: &HashSet<JobUid>) {
         self.nodes.retain(|_, slot| {
             slot.jobs.retain(|known| !jobs.contains(known));
@@ -57,14 +56,12 @@ impl Slots {
         });
     }
 
-    /// Removes a job from one node.
     pub(crate) fn detach_from(&mut self, node: &NodeName, job: &JobUid) {
         if let Some(slot) = self.nodes.get_mut(node) {
             slot.jobs.retain(|known| known != job);
         }
     }
 
-    /// The jobs that are registered for the node.
     pub(crate) fn jobs(&self, node: &NodeName) -> Vec<JobUid> {
         self.nodes.get(node).map(|slot| slot.jobs.clone()).unwrap_or_default()
     }

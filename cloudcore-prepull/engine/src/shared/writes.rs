@@ -66,7 +66,6 @@ pub(crate) struct Writes {
     not_before: Option<Timestamp>,
     last: Option<Timestamp>,
     backoff: Backoff,
-    /// How much of [`BURST`] is used.
     burst: UsedBurst,
     deferred: VecDeque<(u64, Deferred)>,
 }
@@ -114,7 +113,6 @@ impl Writes {
         Self { version: 1, written: 1, ..Self::default() }
     }
 
-    /// The state changed.
     pub(crate) fn touch(&mut self, pace: Pace) {
         self.version += 1;
         self.pace = self.pace.max(pace);
@@ -142,7 +140,6 @@ impl Writes {
         None
     }
 
-    /// The version in memory.
     pub(crate) fn version(&self) -> u64 {
         self.version
     }

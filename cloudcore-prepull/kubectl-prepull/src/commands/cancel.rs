@@ -34,14 +34,12 @@ pub(crate) struct CancelArgs {
     job: String,
 }
 
-/// Runs the command.
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &CancelArgs) -> anyhow::Result<Ended> {
     let job = cancel(cluster, &args.job).await?;
     print_changed(&job, "cancelled", session.global.output)?;
     Ok(Ended::Done)
 }
 
-/// Ends a job now.
 pub(crate) async fn cancel(cluster: &Cluster, name: &str) -> anyhow::Result<ImagePrePullJob> {
     let job = jobs::get(cluster, name).await?;
     let stored = jobs::patch(cluster, name, &cancellation(&job)?).await?;

@@ -38,7 +38,6 @@ pub(crate) struct CheckArgs {
     system: SystemArgs,
 }
 
-/// Runs the command.
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &CheckArgs) -> anyhow::Result<Ended> {
     let output = session.global.output;
     if output == Some(Output::Name) {

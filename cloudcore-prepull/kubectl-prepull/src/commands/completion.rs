@@ -16,7 +16,6 @@ pub(crate) struct CompletionArgs {
     shell: Shell,
 }
 
-/// Prints the script.
 pub(crate) fn run(args: &CompletionArgs) -> anyhow::Result<Ended> {
     let mut script = Vec::new();
     clap_complete::generate(

@@ -23,7 +23,6 @@ use crate::{jobs, kruise, problem};
 
 /// Where events about objects without a namespace are.
 const NAMESPACE: &str = "default";
-/// Events of one page.
 const PAGE: u32 = 500;
 
 /// The arguments of `events`.
@@ -41,7 +40,6 @@ pub(crate) struct EventsArgs {
     job: JobName,
 }
 
-/// An event.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Row {
@@ -57,7 +55,6 @@ pub(crate) struct Row {
     message: String,
 }
 
-/// Runs the command.
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &EventsArgs) -> anyhow::Result<Ended> {
     let (name, rows) = match &args.job {
         JobName::Own(name) => (name.clone(), of_job_and_nodes(cluster, name).await?),
@@ -100,7 +97,6 @@ async fn of_job_and_nodes(cluster: &Cluster, name: &str) -> anyhow::Result<Vec<R
     Ok(rows)
 }
 
-/// The events of the job itself.
 pub(crate) async fn of_job(cluster: &Cluster, job: &ImagePrePullJob) -> anyhow::Result<Vec<Row>> {
     let uid = job.metadata.uid.as_deref().unwrap_or_default();
     Ok(read(cluster, None, &format!("involvedObject.uid={uid}")).await?.iter().map(Row::of).collect())

@@ -37,7 +37,6 @@ pub(crate) struct FailuresArgs {
     reason: Option<String>,
 }
 
-/// A node that has failed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Failure {
@@ -52,11 +51,9 @@ struct Failure {
     /// The first image that is missing.
     #[serde(skip_serializing_if = "Option::is_none")]
     image: Option<String>,
-    /// How often that was tried.
     tries: u32,
 }
 
-/// Runs the command.
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &FailuresArgs) -> anyhow::Result<Ended> {
     let (name, mut failures) = match &args.job {
         JobName::Own(name) => {

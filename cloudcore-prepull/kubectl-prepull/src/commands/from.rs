@@ -71,7 +71,6 @@ pub(crate) struct FromArgs {
     wait: WaitArgs,
 }
 
-/// Runs the command.
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &FromArgs) -> anyhow::Result<Ended> {
     if args.apply_then && args.wait.wait == Wait::No {
         bail!(WrongUsage("--apply-then waits for the job: it does not go with --wait=0".to_owned()));

@@ -50,7 +50,6 @@ enum NodeCommand {
     },
 }
 
-/// Runs the command.
 pub(crate) async fn run(cluster: &Cluster, args: NodeArgs) -> anyhow::Result<Ended> {
     let mut out = std::io::stdout();
     let done = match args.command {

@@ -71,7 +71,6 @@ impl NodesArgs {
     }
 }
 
-/// Runs the command.
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &NodesArgs) -> anyhow::Result<Ended> {
     let mut pages = pin!(pages(cluster, &args.system, args.query()?));
     let output = session.global.output;
@@ -95,7 +94,6 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &NodesArgs) 
     Ok(Ended::Done)
 }
 
-/// Prints all pages as one list.
 async fn print_all(
     mut pages: std::pin::Pin<&mut impl futures::Stream<Item = anyhow::Result<prepull_api::edges::EdgeList>>>,
     format: Format,

@@ -20,7 +20,6 @@ pub(crate) struct ResumeArgs {
     job: String,
 }
 
-/// Runs the command.
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &ResumeArgs) -> anyhow::Result<Ended> {
     let job = jobs::get(cluster, &args.job).await?;
     cancel::refuse_cancelled(&job, "no node starts")?;
@@ -33,7 +32,6 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &ResumeArgs)
     Ok(Ended::Done)
 }
 
-/// Lets a job go on.
 pub(crate) async fn resume(cluster: &Cluster, name: &str) -> anyhow::Result<ImagePrePullJob> {
     jobs::patch(cluster, name, &json!({"spec": {"suspend": false}})).await
 }

@@ -28,7 +28,6 @@ pub(crate) struct RetryArgs {
     job: String,
 }
 
-/// Runs the command.
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &RetryArgs) -> anyhow::Result<Ended> {
     let job = retry(cluster, &args.job).await?;
     print_changed(&job, &format!("is tried again, round {}", job.spec.retry), session.global.output)?;

@@ -85,7 +85,6 @@ fn parse_image(text: &str) -> Result<String, String> {
     Reference::parse(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
 }
 
-/// Runs the command.
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &RunArgs) -> anyhow::Result<Ended> {
     let order = order(args, cluster.namespace())?;
     let job = order.job(nodes_of(&order, cluster).await?);

@@ -40,7 +40,6 @@ pub(crate) struct StatusArgs {
     timeout: Option<Duration>,
 }
 
-/// Runs the command.
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &StatusArgs) -> anyhow::Result<Ended> {
     let view = match &args.job {
         JobName::Own(name) if args.watch => return follow(session, cluster, name, args.timeout).await,

@@ -20,14 +20,12 @@ pub(crate) struct SuspendArgs {
     job: String,
 }
 
-/// Runs the command.
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &SuspendArgs) -> anyhow::Result<Ended> {
     let job = suspend(cluster, &args.job).await?;
     print_changed(&job, "suspended", session.global.output)?;
     Ok(Ended::Done)
 }
 
-/// Suspends a job that has not ended.
 pub(crate) async fn suspend(cluster: &Cluster, name: &str) -> anyhow::Result<ImagePrePullJob> {
     let job = jobs::get(cluster, name).await?;
     match suspension(&job)? {

@@ -69,7 +69,6 @@ Examples:
     },
 }
 
-/// A token as programs get it.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Listed {
@@ -114,7 +113,6 @@ impl Created {
     }
 }
 
-/// The installation that a command is about.
 pub(super) fn installation(cluster: &Cluster, system: &SystemArgs) -> Installation {
     let namespace = system.system_namespace.clone();
     Installation { client: cluster.client(), namespace, tokens: "kubectl prepull tokens" }
@@ -130,7 +128,6 @@ pub(super) fn explain(error: anyhow::Error, role: &str) -> anyhow::Error {
     }
 }
 
-/// Runs the command.
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: TokensArgs) -> anyhow::Result<Ended> {
     let (mut out, mut hints) = (std::io::stdout(), std::io::stderr());
     let output = session.global.output;

@@ -51,7 +51,6 @@ pub(crate) struct UiArgs {
     system: SystemArgs,
 }
 
-/// Runs the command.
 pub(crate) async fn run(session: &Session, cluster: Cluster, args: &UiArgs) -> anyhow::Result<Ended> {
     let listener = TcpListener::bind(("127.0.0.1", args.port)).await.with_context(|| {
         format!("--port {}: the page cannot be served there; another program may have the port", args.port)

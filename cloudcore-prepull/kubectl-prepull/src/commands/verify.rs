@@ -49,14 +49,12 @@ pub(crate) struct VerifyArgs {
     timeout: Duration,
 }
 
-/// What a re-check has found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Found {
     job: String,
     /// How many nodes still have every image.
     present: u32,
-    /// How many lack one.
     missing: u32,
     /// How many have not answered.
     not_checked: u32,
@@ -73,7 +71,6 @@ struct FoundNode {
     reason: String,
 }
 
-/// Runs the command.
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &VerifyArgs) -> anyhow::Result<Ended> {
     let job = jobs::get(cluster, &args.job).await?;
     let number = next_number(&job)?;

@@ -38,7 +38,6 @@ pub(crate) struct WhyArgs {
     system: SystemArgs,
 }
 
-/// Runs the command.
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &WhyArgs) -> anyhow::Result<Ended> {
     let facts = facts::read(cluster, &args.system, &args.node, args.job.as_ref()).await?;
     let why = judge(&facts, Timestamp::now());

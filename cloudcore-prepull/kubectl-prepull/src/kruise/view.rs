@@ -68,7 +68,6 @@ pub(crate) fn row(job: &ImagePullJob, now: Timestamp) -> View {
     View { job: row_name(job), ..view }
 }
 
-/// The name of that row.
 pub(crate) fn row_name(job: &ImagePullJob) -> String {
     let name = KruiseName { kind: KruiseKind::Pull, name: job.name_any() };
     format!("{name} -n {}", job.namespace().unwrap_or_default())

@@ -183,7 +183,6 @@ fn heard<K>(change: Option<watcher::Result<Event<K>>>, show: &mut Show) -> anyho
     }
 }
 
-/// What is known of the job.
 #[derive(Default)]
 struct Followed {
     job: ImagePrePullJob,

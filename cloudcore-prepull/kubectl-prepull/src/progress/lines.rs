@@ -12,7 +12,6 @@ use crate::amounts::{bytes, count, duration, listed, part_of};
 /// Lines between the beginning and the end of a job in which no node ends.
 const STEPS: f64 = 10.0;
 
-/// What was said last.
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     state: Option<State>,
@@ -21,7 +20,6 @@ pub(crate) struct Lines {
     waiting: BTreeSet<String>,
 }
 
-/// What a change of makes a line.
 #[derive(Debug, PartialEq)]
 struct State {
     phase: JobPhase,
@@ -33,7 +31,6 @@ struct State {
 }
 
 impl Lines {
-    /// The lines about what has changed.
     pub(crate) fn about(&mut self, view: &View) -> Vec<String> {
         let mut lines = Vec::new();
         let nodes = &view.nodes;

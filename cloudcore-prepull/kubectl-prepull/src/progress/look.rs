@@ -7,7 +7,6 @@ use super::tally::Tally;
 use crate::cluster::Cluster;
 use crate::jobs;
 
-/// Reads a job and its reports.
 pub(crate) async fn look(cluster: &Cluster, name: &str) -> anyhow::Result<(ImagePrePullJob, Tally)> {
     let job = jobs::get(cluster, name).await?;
     let tallies = jobs::reports(cluster, &job)

@@ -191,7 +191,6 @@ impl Page {
         vec![self.bar("download", fraction(view.bytes.done, view.bytes.total), Tone::Good, &text)]
     }
 
-    /// The images of a list.
     fn parts(&self, view: &View) -> Vec<String> {
         if view.parts.is_empty() {
             return Vec::new();
@@ -307,7 +306,6 @@ impl Page {
     }
 }
 
-/// The word for a phase.
 pub(crate) fn name_of(phase: JobPhase) -> &'static str {
     match phase {
         JobPhase::Init => "Init",

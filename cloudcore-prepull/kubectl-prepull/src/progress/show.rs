@@ -11,12 +11,10 @@ use crate::problem;
 use crate::run::Session;
 use crate::screen::Screen;
 
-/// Shows a job.
 pub(crate) struct Show {
     way: Way,
     is_wide: bool,
     no_color: bool,
-    /// Whether a lost connection was said.
     is_lost: bool,
     trouble: Option<String>,
 }
@@ -24,9 +22,7 @@ pub(crate) struct Show {
 enum Way {
     /// The whole text, drawn anew.
     Bars(ProgressBar),
-    /// A line for each change.
     Lines(Lines),
-    /// A document for each change.
     Documents(Format, Option<Box<View>>),
     /// Nothing but the name, at the end.
     Name,
@@ -52,12 +48,10 @@ impl Show {
         Self { way, is_wide: output == Some(Output::Wide), no_color, is_lost: false, trouble: None }
     }
 
-    /// Whether bars move.
     pub(crate) fn has_bars(&self) -> bool {
         matches!(self.way, Way::Bars(_))
     }
 
-    /// Shows the job as it is now.
     pub(crate) fn now(&mut self, view: &View) -> anyhow::Result<()> {
         match &mut self.way {
             Way::Bars(bar) => {
@@ -90,7 +84,6 @@ impl Show {
         }
     }
 
-    /// Shows the job as it has ended.
     pub(crate) fn last(&mut self, view: &View) -> anyhow::Result<()> {
         match &mut self.way {
             Way::Bars(_) => print(&render(view, Screen::of_stdout(self.no_color), self.is_wide)),

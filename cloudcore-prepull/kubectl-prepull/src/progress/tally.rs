@@ -20,16 +20,13 @@ const AT_WORK: usize = 20;
 /// Nodes that have something in common.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Group {
-    /// How many nodes.
     pub(crate) nodes: u64,
-    /// Some of their names.
     pub(crate) examples: Vec<String>,
     /// How many nodes have each reason.
     reasons: BTreeMap<String, u64>,
 }
 
 impl Group {
-    /// Adds a node.
     pub(crate) fn add(&mut self, node: &str) {
         self.nodes += 1;
         if self.examples.len() < EXAMPLES {
@@ -60,20 +57,16 @@ impl Group {
     }
 }
 
-/// A node at work.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct AtWork {
-    /// Its name.
     pub(crate) node: String,
     /// Its bytes of all images, as far as they are known.
     pub(crate) bytes: ImageBytes,
-    /// What it waits for, if it does.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) reason: String,
 }
 
-/// The sums.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Tally {
     /// Bytes of the images whose size is known, on all nodes.
@@ -84,14 +77,12 @@ pub(crate) struct Tally {
     pub(crate) failures: BTreeMap<FailureCode, Group>,
     /// Nodes that wait and say why, by reason.
     pub(crate) waiting: BTreeMap<String, Group>,
-    /// Some of the nodes at work.
     pub(crate) at_work: Vec<AtWork>,
     /// Nodes with an image that the kubelet will ask the registry for, although it's there, by the first such reason.
     pub(crate) asking: BTreeMap<String, Group>,
 }
 
 impl Tally {
-    /// The sums of one report.
     pub(crate) fn of(report: &ImagePrePullReport) -> Self {
         Self::of_nodes(&report.body.node_status)
     }
@@ -105,7 +96,6 @@ impl Tally {
         tally
     }
 
-    /// The sums of several tallies.
     pub(crate) fn sum<'a>(tallies: impl IntoIterator<Item = &'a Self>) -> Self {
         let mut all = Self::default();
         for Self { bytes, done_at_work, failures, waiting, at_work, asking } in tallies {

@@ -25,14 +25,11 @@ pub(crate) struct View {
     /// Namespace of the job. Those that are ours have none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) namespace: Option<String>,
-    /// Its phase.
     pub(crate) phase: JobPhase,
-    /// Whether it has ended.
     pub(crate) is_over: bool,
     /// Why it is in this phase.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) reason: String,
-    /// Whether it is suspended.
     pub(crate) suspended: bool,
     /// Whether it was cancelled, or is being cancelled.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -42,9 +39,7 @@ pub(crate) struct View {
     pub(crate) seconds: Option<u64>,
     /// Rounds beyond the first that have begun.
     pub(crate) round: u32,
-    /// Its images, as the spec has them.
     pub(crate) images: Vec<String>,
-    /// Its waves, if it has any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) wave: Option<Wave>,
     /// Nodes by phase; of a list each counts once for each image.
@@ -54,7 +49,6 @@ pub(crate) struct View {
     pub(crate) parts: Vec<Part>,
     /// Bytes that are on the nodes, and of those whose size is known.
     pub(crate) bytes: ImageBytes,
-    /// How fast it goes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bytes_per_second: Option<u64>,
     /// How long it will still take, if it goes on like that.
@@ -69,7 +63,6 @@ pub(crate) struct View {
     /// Nodes with an image that the kubelet will ask the registry for, although it's there, by reason.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) asking: Vec<Alike>,
-    /// Some of the nodes at work.
     pub(crate) at_work: Vec<AtWork>,
     /// How much is done, from 0 to 1.
     #[serde(skip)]
@@ -80,13 +73,9 @@ pub(crate) struct View {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Part {
-    /// The image.
     pub(crate) image: String,
-    /// Name of its job.
     pub(crate) job: String,
-    /// Phase of that.
     pub(crate) phase: JobPhase,
-    /// Nodes by phase.
     pub(crate) nodes: Summary,
 }
 
@@ -109,11 +98,8 @@ pub(crate) struct Wave {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Failures {
-    /// The cause.
     pub(crate) code: FailureCode,
-    /// How many nodes.
     pub(crate) nodes: u64,
-    /// Some of them.
     pub(crate) examples: Vec<String>,
     /// The most frequent reason.
     pub(crate) reason: String,
@@ -125,18 +111,14 @@ pub(crate) struct Failures {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Alike {
-    /// The reason.
     pub(crate) reason: String,
-    /// How many nodes.
     pub(crate) nodes: u64,
-    /// Some of them.
     pub(crate) examples: Vec<String>,
 }
 
 /// How fast a job goes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Pace {
-    /// Bytes a second.
     pub(crate) bytes: f64,
     /// Parts of the whole job a second.
     pub(crate) done: f64,
@@ -238,7 +220,6 @@ impl View {
         }
     }
 
-    /// What its counts are of.
     pub(crate) fn noun(&self) -> &'static str {
         if self.parts.is_empty() { "node" } else { "pull" }
     }

@@ -11,7 +11,6 @@ const PASSING: &str = "node.kubernetes.io/";
 /// The nodes that the pods may run on.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Choice {
-    /// The node, where it is named.
     pub(crate) node: Option<String>,
     /// The edge nodes by label.
     pub(crate) selector: LabelSelector,

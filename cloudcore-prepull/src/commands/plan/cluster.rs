@@ -15,7 +15,6 @@ use super::Secrets;
 /// The most nodes in one page, which is also kubectl's chunk size.
 const PAGE: u32 = 500;
 
-/// Lists all nodes.
 pub(super) async fn list_nodes(client: &Client) -> anyhow::Result<Vec<NodeView>> {
     let api: Api<Node> = Api::all(client.clone());
     let mut nodes = Vec::new();

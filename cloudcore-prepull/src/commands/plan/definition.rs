@@ -132,7 +132,6 @@ fn wrong_type(path: &str, expected: &str, found: &Value) -> String {
     }
 }
 
-/// A text as a message quotes it.
 fn shortened(text: &str) -> String {
     const CHARS: usize = 40;
     match text.char_indices().nth(CHARS) {

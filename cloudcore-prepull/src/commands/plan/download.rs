@@ -10,7 +10,6 @@ use serde::Serialize;
 
 use super::Secrets;
 
-/// What the job says of the download.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct DownloadReport {
@@ -36,7 +35,6 @@ pub(super) struct DownloadReport {
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct VerifyReport {
     mode: &'static str,
-    /// The secrets with the public keys.
     secrets: Vec<String>,
     /// Why their keys cannot be used; absent as well if the secrets are not known.
     #[serde(skip_serializing_if = "Option::is_none")]

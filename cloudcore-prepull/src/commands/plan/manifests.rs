@@ -85,7 +85,6 @@ fn check_definition(job: &mut Value) -> Result<(), String> {
     Ok(())
 }
 
-/// Reads the nodes in a file.
 pub(super) fn read_nodes(file: &Path) -> anyhow::Result<Vec<NodeView>> {
     let nodes = read_kind::<Node>(file, "Node")?;
     ensure!(!nodes.is_empty(), "{}: no Node in it", file.display());
@@ -118,7 +117,6 @@ fn read_kind<T: DeserializeOwned>(file: &Path, kind: &str) -> anyhow::Result<Vec
     objects.map(|object| convert(file, object)).collect()
 }
 
-/// Converts an object to its type.
 fn convert<T: DeserializeOwned>(file: &Path, object: Object) -> anyhow::Result<T> {
     let is_secret = object.kind == "Secret";
     let Object { api_version: _, kind: _, title, value } = object;

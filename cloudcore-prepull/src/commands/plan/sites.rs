@@ -14,15 +14,12 @@ use serde::Serialize;
 use super::KeyedPlans;
 use super::sizes::{SiteSize, Sizes};
 
-/// A site of the plan.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct SiteReport {
     /// The value of the label.
     pub(super) site: String,
-    /// Those of the plan.
     pub(super) nodes: Vec<String>,
-    /// Whether they share what they download.
     pub(super) shared: bool,
     /// With `--sizes`: what its uplink carries.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -51,7 +51,6 @@ impl Default for SizeArgs {
     }
 }
 
-/// The size of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ImageSize {
@@ -100,7 +99,6 @@ struct Question {
     credentials: Vec<RegistryCredential>,
 }
 
-/// A layer of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Layer {
     digest: String,
@@ -111,7 +109,6 @@ struct Layer {
 /// The layers of an image for one platform, each once; or why they are not known.
 type Answer = Result<Arc<[Layer]>, String>;
 
-/// The answers of the registries.
 #[derive(Default)]
 pub(super) struct Sizes {
     answers: HashMap<(Question, Platform), Answer>,
@@ -132,7 +129,6 @@ impl Sizes {
         Self { answers: ask::ask_all(args, wanted).await }
     }
 
-    /// The size of one image, or why it is not known.
     pub(super) fn of_image(&self, image: &Keyed<'_>, platform: &Platform) -> Result<ImageSize, String> {
         let layers = self.layers(image, platform)?;
         let sum = |of: fn(&Layer) -> u64| layers.iter().map(of).fold(0, u64::saturating_add);
@@ -142,7 +138,6 @@ impl Sizes {
         })
     }
 
-    /// The size of all images of a node.
     pub(super) fn of_node(&self, images: &[Keyed<'_>], platform: &Platform) -> NodeSize {
         let (mut size, mut seen) = (NodeSize::default(), HashSet::new());
         for image in images {

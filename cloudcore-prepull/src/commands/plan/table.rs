@@ -135,7 +135,6 @@ fn human_of(bytes: u64, unknown_images: usize) -> String {
     }
 }
 
-/// Bytes, as people compare them.
 fn human(bytes: u64) -> String {
     let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
     let Some((unit, shift)) = units.into_iter().find(|(_, shift)| bytes >> shift > 0) else {

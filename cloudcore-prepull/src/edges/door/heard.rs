@@ -22,7 +22,6 @@ struct State {
 }
 
 impl Attention {
-    /// Of a connection that begins now.
     pub(super) fn begin() -> Self {
         let state = State { begun: Instant::now(), heard: AtomicU64::new(0), busy: AtomicUsize::new(0) };
         Self(Arc::new(state))
@@ -56,7 +55,6 @@ impl Attention {
     }
 }
 
-/// Work on a request.
 #[derive(Debug)]
 pub(in crate::edges) struct Busy(Attention);
 

@@ -48,7 +48,6 @@ impl Slots {
         is_taken.then(|| Slot { slots: self.clone(), source })
     }
 
-    /// Waits for a slot.
     pub(super) async fn take(&self, source: Source) -> Slot {
         loop {
             let (giver, given) = oneshot::channel();
@@ -66,7 +65,6 @@ impl Slots {
         }
     }
 
-    /// Whether anybody waits for a slot.
     pub(super) fn are_awaited(&self) -> bool {
         !self.0.lock().order.is_empty()
     }
@@ -109,7 +107,6 @@ impl Drop for Waiting<'_> {
 }
 
 impl Book {
-    /// Takes a slot if one is free.
     fn take_free(&mut self, source: Source) -> bool {
         let is_free = self.free > 0;
         if is_free {

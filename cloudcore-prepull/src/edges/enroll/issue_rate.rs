@@ -26,7 +26,6 @@ struct Buckets {
     all: TokenBucket<std::time::Instant>,
 }
 
-/// Why an edge has to wait.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum TooOften {
     #[error(
@@ -55,7 +54,6 @@ impl Default for IssueRate {
 }
 
 impl IssueRate {
-    /// Whether the node may join now.
     pub(super) fn check_join(&self, node: &NodeName, now: Instant) -> Result<(), TooOften> {
         let wait = self.0.lock().nodes.wait_for(node, now.into_std());
         if wait.is_zero() {
@@ -65,7 +63,6 @@ impl IssueRate {
         }
     }
 
-    /// Whether the node may renew now.
     pub(super) fn check_renewal(&self, node: &NodeName, now: Instant) -> Result<(), TooOften> {
         self.check_join(node, now)?;
         let wait = self.0.lock().all.wait_for(1.0, now.into_std());
@@ -78,7 +75,6 @@ impl IssueRate {
         self.0.lock().nodes.take(node, now.into_std());
     }
 
-    /// Counts a renewal that was recorded.
     pub(super) fn count_renewal(&self, node: &NodeName, now: Instant) {
         self.count_join(node, now);
         self.0.lock().all.take(1.0, now.into_std());

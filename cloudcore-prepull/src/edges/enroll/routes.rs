@@ -32,7 +32,6 @@ use crate::edges::tokens::{RedeemError, Scope, TokenError, Tokens};
 /// The longest name that a node can have (RFC 1123).
 const MAX_NODE_NAME: usize = 253;
 
-/// The routes, and what all requests share.
 pub(super) struct Routes {
     pub(super) identity: Arc<ServerIdentity>,
     pub(super) tokens: Tokens,
@@ -75,7 +74,6 @@ impl From<PkiError> for Denial {
 }
 
 impl Routes {
-    /// Handles one request.
     pub(super) async fn handle(
         &self,
         request: Request<Bytes>,

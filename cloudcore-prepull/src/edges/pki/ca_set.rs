@@ -126,7 +126,6 @@ impl CaSet {
     }
 }
 
-/// Every certificate of a PEM text.
 pub(crate) fn certificates_of_pem(pem: &str) -> Result<Vec<CertificateDer<'static>>, &'static str> {
     let certificates = CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
     certificates.ok().filter(|all| !all.is_empty()).ok_or("the certificate is not a PEM block CERTIFICATE")

@@ -25,7 +25,6 @@ pub(crate) struct Published {
     pub(crate) progress: Option<Progress>,
 }
 
-/// How far a rotation is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Progress {

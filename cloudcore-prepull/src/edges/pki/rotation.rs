@@ -48,7 +48,6 @@ const ANNOUNCED_AT_LEAST: Duration = Duration::from_secs(10);
 /// new CA's certificate by the old one.
 const ANNOUNCED_AT_MOST: Duration = Duration::from_secs(600);
 
-/// Where a rotation stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Step {
@@ -60,7 +59,6 @@ pub(crate) enum Step {
     Signing,
 }
 
-/// The step that the leader is to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
     /// [`Rotation::activate`].

@@ -67,7 +67,6 @@ impl ServerIdentity {
         Arc::clone(&self.serving.borrow().enroll)
     }
 
-    /// What is in use now.
     pub(crate) fn serving(&self) -> Arc<Serving> {
         Arc::clone(&self.serving.borrow())
     }

@@ -17,7 +17,6 @@ use crate::kube_api::field_manager::post_params;
 /// The name of the CA's Secret, of type `kubernetes.io/tls`, in the namespace of cloudcore-prepull.
 pub(super) const CA_SECRET: &str = "prepull-ca";
 
-/// The CA's Secret.
 #[derive(Clone, Debug)]
 pub(crate) struct CaStore {
     secrets: Api<Secret>,

@@ -60,7 +60,6 @@ pub(super) struct Alarms {
     told: Mutex<Told>,
 }
 
-/// The paces of events.
 #[derive(Debug)]
 struct Told {
     /// By node and reason, so that one reason doesn't hide another.

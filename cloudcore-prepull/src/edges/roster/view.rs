@@ -106,14 +106,12 @@ impl View {
         Ok(standing)
     }
 
-    /// What is shown of the node's record.
     pub(super) fn recorded(&self, node: &NodeName) -> Recorded {
         let known = self.known.lock();
         let record = known.shards[ShardId::of(node).index()].records.get(node);
         record.map(NodeRecord::shown).unwrap_or_default()
     }
 
-    /// Whether the cluster has the Node.
     pub(super) fn find_node(&self, node: &NodeName) -> Result<(), Refusal> {
         self.known.lock().find_node(node).map(drop)
     }

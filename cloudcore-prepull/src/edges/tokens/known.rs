@@ -30,7 +30,6 @@ pub(super) struct Known {
     lookups: Arc<Mutex<TokenBucket<Instant>>>,
 }
 
-/// What is known of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Recognised {
     /// It may be good: its Secret is to be read.

@@ -34,16 +34,13 @@ impl Close {
 /// The next thing that a session is to do.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Outgoing {
-    /// Send this message.
     Message(Utf8Bytes),
-    /// Close the session.
     Close(Close),
 }
 
 /// Why a message was not queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PushError {
-    /// The session is closing.
     Closing,
     /// The queue was full, so that the session is closing now.
     Full,

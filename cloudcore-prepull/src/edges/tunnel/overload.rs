@@ -28,7 +28,6 @@ const MAX_NODES: usize = 65_536;
 /// Why an edge is sent away.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 pub(super) enum OverloadReason {
-    /// The limit of sessions is reached.
     #[error("cloudcore is overloaded: it has as many sessions as it takes")]
     SessionsFull,
     /// The controller recently did not take a message in time.
@@ -84,7 +83,6 @@ impl Overload {
         state.behind_until = state.behind_until.max(now + waited);
     }
 
-    /// Whether the controller has recently fallen behind.
     pub(super) fn is_controller_behind(&self, now: Instant) -> bool {
         now < self.state.lock().behind_until
     }

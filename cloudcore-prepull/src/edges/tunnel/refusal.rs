@@ -29,7 +29,6 @@ pub(super) enum Refusal {
 }
 
 impl Refusal {
-    /// Logs the refusal.
     pub(super) fn log(&self) {
         let cause = self.source().map(ToString::to_string);
         tracing::warn!(reason = %self, cause, "connection refused");

@@ -56,7 +56,6 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The limits of the way in.
     pub(super) fn door(&self) -> Limits {
         Limits {
             silent: self.max_silent,

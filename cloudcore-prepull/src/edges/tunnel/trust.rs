@@ -74,7 +74,6 @@ impl SessionTrust {
 }
 
 impl CaCensus {
-    /// Counts sessions.
     pub(super) fn of<'a>(sessions: impl Iterator<Item = &'a SessionTrust>, cas: &CaSet) -> Self {
         let (bundle, signer) = (cas.bundle_hash(), cas.signer().fingerprint());
         let mut census = Self::default();

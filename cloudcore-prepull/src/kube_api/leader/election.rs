@@ -42,7 +42,6 @@ pub(super) enum Step {
     Write(Box<Lease>),
     /// Another replica holds the Lease, which must not be taken before `until`.
     Wait {
-        /// The holder's identity.
         holder: String,
         /// By the clock of this replica.
         until: Instant,

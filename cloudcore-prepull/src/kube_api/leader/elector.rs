@@ -40,7 +40,6 @@ enum Attempt {
     Deposed(String),
 }
 
-/// Why an attempt has no outcome.
 #[derive(Debug, thiserror::Error)]
 enum AttemptError {
     #[error("the API server has not answered within {0:?}")]

@@ -31,16 +31,12 @@ enum Term {
     Leading { until: Instant },
     /// Leading without an election: `--leader-elect=false`.
     Undisputed,
-    /// The Lease was released, as it should be.
     Released,
-    /// The term was lost, for this reason.
     Lost(String),
 }
 
-/// How a term ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// The Lease was released, as it should be.
     Released,
     /// The term was lost, for this reason: the process must not continue.
     Lost(String),

@@ -29,7 +29,6 @@ const CONNECTIONS: usize = 64;
 /// The content type of the list.
 const JSON: &str = "application/json";
 
-/// A question to the controller.
 #[derive(Debug)]
 pub(crate) struct Ask {
     pub(crate) query: EdgeQuery,

@@ -33,7 +33,6 @@ impl OtlpEndpoint {
         format!("{}/v1/traces", self.0.to_string().trim_end_matches('/'))
     }
 
-    /// A client for it.
     pub(super) fn client(
         &self,
         limit: Duration,

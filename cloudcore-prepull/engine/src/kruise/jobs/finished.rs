@@ -74,7 +74,6 @@ impl Finished {
         self.in_flight = true;
     }
 
-    /// The write that was in flight has ended.
     pub(super) fn end_write(&mut self) {
         self.in_flight = false;
     }

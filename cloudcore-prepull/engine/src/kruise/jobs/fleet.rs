@@ -20,7 +20,6 @@ type Labels = BTreeMap<String, String>;
 /// Whether a node can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Presence {
-    /// It has a session.
     Online,
     /// It has had no session for less than [`OFFLINE_GRACE`].
     RecentlyOffline,

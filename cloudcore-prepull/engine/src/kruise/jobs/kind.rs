@@ -16,7 +16,6 @@ use crate::shared::objects::{ObjectId, Unreadable};
 /// A job as the watch delivers it.
 pub(super) type Object<K> = Result<Box<K>, Unreadable>;
 
-/// One of the two kinds of jobs.
 pub(super) trait JobKind {
     const KIND: ObjectKind;
     type Spec: Clone + Debug + PartialEq;
@@ -96,7 +95,6 @@ macro_rules! job_kind {
 job_kind!(ImagePullJob, ImagePullJobSpec, ImagePullJobStatus, PullJobStatus, DeletePullJob);
 job_kind!(ImageListPullJob, ImageListPullJobSpec, ImageListPullJobStatus, ListJobStatus, DeleteListJob);
 
-/// The id of a job, readable or not.
 pub(super) fn id_of<K: JobKind>(object: &Object<K>) -> ObjectId {
     match object {
         Ok(job) => metadata::object_id(job.metadata()),

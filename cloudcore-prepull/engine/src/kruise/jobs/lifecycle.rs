@@ -88,7 +88,6 @@ impl<K: JobKind> Lifecycle<K> {
         }
     }
 
-    /// The spec is valid.
     pub(super) fn accept(&mut self) {
         self.refusal = None;
     }
@@ -108,7 +107,6 @@ impl<K: JobKind> Lifecycle<K> {
         *self.start.get_or_insert_with(|| metadata::whole_seconds(now))
     }
 
-    /// Ends the job with this status.
     pub(super) fn end(&mut self, status: K::Status) {
         self.end = Some(status);
     }

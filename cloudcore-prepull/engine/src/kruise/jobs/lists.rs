@@ -25,7 +25,6 @@ pub(super) struct Lists {
     registry: Registry<ListJob>,
     /// The children by their list, also those of a list that the watch has not delivered yet; none of finished lists.
     children: HashMap<JobUid, Children>,
-    /// The list of each child.
     list_of: BTreeMap<JobUid, JobUid>,
 }
 
@@ -40,7 +39,6 @@ impl Lists {
         self.registry.running.get(list)?.parallelism()
     }
 
-    /// Replaces all lists.
     pub(super) fn replace(&mut self, objects: Vec<Object<ImageListPullJob>>, fx: &mut Effects<'_>) {
         let existing: HashSet<JobUid> = objects.iter().map(|list| kind::id_of(list).uid).collect();
         let gone: Vec<JobUid> =
@@ -54,7 +52,6 @@ impl Lists {
         }
     }
 
-    /// Takes over a list.
     pub(super) fn observe(&mut self, object: Object<ImageListPullJob>, fx: &mut Effects<'_>) {
         let uid = kind::id_of(&object).uid;
         let verdict = self.registry.observe(&object, fx.now);
@@ -128,7 +125,6 @@ impl Lists {
         }
     }
 
-    /// Reconciles the lists that need it.
     pub(super) fn flush(&mut self, fx: &mut Effects<'_>) {
         self.registry.agenda.wake_up(fx.now);
         let none = Children::default();
@@ -152,7 +148,6 @@ impl Lists {
         self.execute(list, verdict);
     }
 
-    /// Ends a write of a child.
     pub(super) fn end_child_write(
         &mut self,
         list: &JobUid,

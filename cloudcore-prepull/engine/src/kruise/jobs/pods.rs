@@ -69,7 +69,6 @@ impl Pods {
     }
 }
 
-/// The node on which the pod runs, if the pod matches.
 pub(super) fn matching_node<'a>(pod: &'a Pod, selector: &Selector) -> Option<&'a NodeName> {
     pod.node.as_ref().filter(|_| selector.matches(&pod.labels))
 }

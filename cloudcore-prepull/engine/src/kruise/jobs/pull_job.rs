@@ -44,7 +44,6 @@ impl PullJob {
         self.lifecycle.id()
     }
 
-    /// Whether the job selects its nodes by pods.
     pub(super) fn selects_by_pods(&self) -> bool {
         self.valid_run().is_some_and(Run::selects_by_pods)
     }

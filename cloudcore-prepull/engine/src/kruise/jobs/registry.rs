@@ -47,7 +47,6 @@ impl<R> Default for Registry<R> {
 /// What has to be done about a job after the watch has delivered it, or a write of it has ended.
 #[derive(Debug)]
 pub(super) enum Verdict {
-    /// Nothing.
     Ignore,
     /// It is deleted, or about to be: [`Registry::remove`] it.
     Remove,
@@ -62,7 +61,6 @@ impl<R: Running> Registry<R> {
         self.finished.contains_key(uid)
     }
 
-    /// The id of a finished job.
     pub(super) fn finished_id(&self, uid: &JobUid) -> Option<&ObjectId> {
         self.finished.get(uid).map(Finished::id)
     }
@@ -76,12 +74,10 @@ impl<R: Running> Registry<R> {
         self.deleted.retain(|uid| existing.contains(uid));
     }
 
-    /// All running and finished jobs.
     pub(super) fn known(&self) -> impl Iterator<Item = &JobUid> {
         self.running.keys().chain(self.finished.keys())
     }
 
-    /// Judges an object of the watch.
     pub(super) fn observe(&mut self, object: &Object<R::Kind>, now: Timestamp) -> Verdict {
         let uid = kind::id_of(object).uid;
         let readable = object.as_ref().ok();

@@ -10,7 +10,6 @@ use super::tag_requests;
 use super::tally::{count, put};
 use crate::kruise::TagState;
 
-/// The state of a node for one job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// The job has not requested its tag of this node.
@@ -56,7 +55,6 @@ impl Entry {
 /// Totals of the selected nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
-    /// All of them.
     pub(super) desired: u32,
     pub(super) succeeded: u32,
     pub(super) failed: u32,
@@ -101,7 +99,6 @@ impl Roster {
         &self.wanted
     }
 
-    /// The nodes that have failed, by name.
     pub(super) fn failed(&self) -> impl Iterator<Item = &NodeName> {
         self.failed.iter().map(|node| &**node)
     }
@@ -113,7 +110,6 @@ impl Roster {
         unfinished.map(|(node, _)| &**node).collect()
     }
 
-    /// Sets whether the job is a Never job.
     pub(super) fn set_never(&mut self, is_never: bool) {
         if self.is_never == is_never {
             return;

@@ -15,7 +15,6 @@ use crate::shared::reasons;
 
 /// Bytes of an event's note, which the API server limits, and of a status' message.
 const LONGEST_NOTE: usize = 1024;
-/// Nodes that an event names.
 const NAMED_NODES: usize = 5;
 
 /// Nodes that a status names, the first by name: with the longest names that Kubernetes allows they are a sixth of what
@@ -33,7 +32,6 @@ pub(super) enum End {
     Unresponsive,
 }
 
-/// The status of a running ImagePullJob.
 pub(super) fn running(roster: &Roster, start: Option<Time>) -> ImagePullJobStatus {
     let counts = roster.counts();
     let message = if counts.desired == 0 {
@@ -72,7 +70,6 @@ pub(super) fn ended(roster: &Roster, start: Timestamp, completed: Time, end: End
     }
 }
 
-/// The events of an ImagePullJob that ends with this status.
 pub(super) fn end_events(
     id: &ObjectId,
     status: &ImagePullJobStatus,
@@ -96,7 +93,6 @@ pub(super) fn end_events(
     unresponsive.into_iter().chain([end])
 }
 
-/// The event of a job that has ended.
 pub(super) fn end_event(kind: ObjectKind, id: &ObjectId, is_success: bool, note: String) -> Action {
     let reason = if is_success { reasons::COMPLETED } else { reasons::FAILED };
     event(kind, id, !is_success, reason, note)
@@ -107,7 +103,6 @@ pub(super) fn invalid_event(kind: ObjectKind, id: &ObjectId, reason: &str) -> Ac
     warning(kind, id, reasons::INVALID, reason.to_owned())
 }
 
-/// An event of type Warning.
 pub(super) fn warning(kind: ObjectKind, id: &ObjectId, reason: &'static str, note: String) -> Action {
     event(kind, id, true, reason, note)
 }
@@ -132,7 +127,6 @@ fn names<'a>(nodes: impl Iterator<Item = &'a NodeName>) -> Vec<String> {
     nodes.take(FAILED_NODES).map(|node| node.0.clone()).collect()
 }
 
-/// A number as statuses have it.
 pub(super) fn int(number: u32) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
 }

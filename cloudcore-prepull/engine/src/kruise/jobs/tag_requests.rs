@@ -28,7 +28,6 @@ const ROUND_JITTER: u64 = 600;
 /// Seconds for all tries of one round of a Never job, unless one try may take longer, as in Kruise.
 const NEVER_DEADLINE: i64 = 1800;
 
-/// What the job requests in each of its NodeImages.
 pub(super) fn tag_request(id: &ObjectId, job: &ValidPullJob) -> TagRequest {
     let ValidPullJob { image, template } = job;
     let (ttl, deadline) = match template.completion {

@@ -29,7 +29,6 @@ pub struct CompactNodeImage {
     status: Option<Box<Status>>,
 }
 
-/// One tag of the spec.
 #[derive(Debug)]
 pub(super) struct Tag {
     pub(super) name: Arc<str>,
@@ -48,7 +47,6 @@ struct Status {
     images: Groups<(), TagStatus>,
 }
 
-/// One tag of the status.
 #[derive(Debug)]
 pub(super) struct TagStatus {
     name: Arc<str>,
@@ -164,12 +162,10 @@ impl CompactNodeImage {
         matches!((self.version.parse::<u64>(), other.version.parse::<u64>()), (Ok(this), Ok(other)) if this < other)
     }
 
-    /// The images of the spec with their tags.
     pub(super) fn images(&self) -> impl Iterator<Item = (&Arc<str>, &ImageTerms, &[Tag])> {
         self.spec.iter().map(|(name, terms, tags)| (name, &**terms, tags))
     }
 
-    /// A tag of the spec, and what holds for its image.
     pub(super) fn tag(&self, key: &TagKey) -> Option<(&ImageTerms, &Tag)> {
         let (terms, tags) = self.spec.get(&key.image)?;
         tags.iter().find(|tag| *tag.name == key.tag).map(|tag| (&**terms, tag))
@@ -181,7 +177,6 @@ impl CompactNodeImage {
         tags.iter().find(|found| *found.name == *tag)
     }
 
-    /// Whether a job owns one of the tags.
     pub(super) fn is_owned_by_any(&self, is_meant: impl Fn(&JobUid) -> bool) -> bool {
         self.spec.items.iter().any(|tag| jobs_of(&tag.terms.owner_references).any(|job| is_meant(&job)))
     }
@@ -192,7 +187,6 @@ impl CompactNodeImage {
         NodeImageSpec { images: images.collect() }
     }
 
-    /// One image of the spec as the API server has it.
     pub(super) fn image(terms: &ImageTerms, tags: &[Tag]) -> ImageSpec {
         ImageSpec {
             pull_secrets: terms.pull_secrets.clone(),

@@ -11,9 +11,7 @@ use crate::shared::events::{ObjectEvent, ObjectKind};
 use crate::shared::objects::ObjectId;
 
 pub(super) struct NodeEffects<'a> {
-    /// The node that the step is about.
     pub(super) node: &'a NodeName,
-    /// The time of the step.
     pub(super) now: Timestamp,
     effects: Effects<'a, Action>,
     slot_changes: &'a mut Vec<(NodeName, bool)>,
@@ -84,7 +82,6 @@ impl<'a> NodeEffects<'a> {
         self.waits_to_write = true;
     }
 
-    /// Whether [`Self::wait_to_write`] was called.
     pub(super) fn waits_to_write(&self) -> bool {
         self.waits_to_write
     }

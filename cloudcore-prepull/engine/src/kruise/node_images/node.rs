@@ -43,7 +43,6 @@ pub(super) struct TrackedNode {
 }
 
 impl TrackedNode {
-    /// Whether there is no NodeImage.
     pub(super) fn is_without_object(&self) -> bool {
         matches!(self.object, ObjectState::Absent)
     }
@@ -62,7 +61,6 @@ impl TrackedNode {
         self.writes.have_failed()
     }
 
-    /// Whether a write of the NodeImage is under way.
     pub(super) fn is_writing(&self) -> bool {
         self.writes.is_in_flight()
     }
@@ -75,7 +73,6 @@ impl TrackedNode {
             && !self.writes.is_in_flight()
     }
 
-    /// Whether a job owns one of the tags.
     pub(super) fn is_owned_by_any(&self, is_meant: impl Fn(&JobUid) -> bool) -> bool {
         self.object.present().is_some_and(|object| object.is_owned_by_any(is_meant))
     }
@@ -153,7 +150,6 @@ impl TrackedNode {
         self.pulls.reconnect(open, fx);
     }
 
-    /// A session of the node has ended.
     pub(super) fn disconnect(&mut self, session: SessionId, fx: &mut NodeEffects<'_>) {
         if self.session != Some(session) {
             return;
@@ -165,12 +161,10 @@ impl TrackedNode {
         self.pulls.disconnect(fx);
     }
 
-    /// A dispatch has ended.
     pub(super) fn end_dispatch(&mut self, task: &TaskId, outcome: DispatchOutcome, fx: &mut NodeEffects<'_>) {
         self.pulls.end_dispatch(task, outcome, self.session, self.object.present(), fx);
     }
 
-    /// The node has ended a task.
     pub(super) fn end_task(&mut self, result: &TaskResult, fx: &mut NodeEffects<'_>) {
         self.pulls.end_task(result, self.writes.is_in_flight(), self.object.present(), fx);
     }

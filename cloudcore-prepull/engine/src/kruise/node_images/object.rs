@@ -2,7 +2,6 @@
 
 use super::compact::CompactNodeImage;
 
-/// What is known of a node's NodeImage.
 #[derive(Debug, Default)]
 pub(super) enum ObjectState {
     /// There is none: it is created if the node should have one.

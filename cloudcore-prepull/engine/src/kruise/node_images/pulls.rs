@@ -30,7 +30,6 @@ pub(super) struct Pulls {
 }
 
 impl Pulls {
-    /// Whether a pull waits for a free slot.
     pub(super) fn has_waiting(&self) -> bool {
         self.pulls.values().any(|pull| matches!(pull.state(), State::Waiting))
     }
@@ -208,7 +207,6 @@ impl Pulls {
     }
 }
 
-/// Publishes the events of a pull that has ended.
 fn publish_end(object: &CompactNodeImage, pull: &TagPull, fx: &mut NodeEffects<'_>) {
     if let (Some((_, tag)), State::Ended { status, .. }) = (object.tag(&pull.key), pull.state()) {
         end_events(object.uid(), &pull.key, &tag.terms.owner_references, status, fx);

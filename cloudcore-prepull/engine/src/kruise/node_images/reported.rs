@@ -12,7 +12,6 @@ use super::shared_parts::SharedParts;
 use super::spec_edit::{job_of, jobs_of, round_jobs};
 use crate::kruise::{NodeImageUpdate, TagKey, TagRequest, TagState};
 
-/// A job, and a tag that it owns.
 type Owned = (Arc<JobUid>, Arc<TagKey>);
 
 /// Sorted: a map would take twice the room, on each of ten thousand nodes.
@@ -97,7 +96,6 @@ fn notify(job: &JobUid, key: &TagKey, state: TagState, fx: &mut NodeEffects<'_>)
     fx.notify_jobs(NodeImageUpdate::Tag { job, node, key, state });
 }
 
-/// The state of a tag as the API server has it.
 fn tag_state(object: &CompactNodeImage, image: &str, tag: &Tag) -> TagState {
     let status = object.status_of(image, &tag.name);
     let ended = status.and_then(|status| Some((status.phase, status.ended_at(tag.version)?)));

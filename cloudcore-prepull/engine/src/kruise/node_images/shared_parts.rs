@@ -15,7 +15,6 @@ use crate::shared::shelf::Shelf;
 /// A shelf is not swept before it has this many values.
 const FIRST_SWEEP: usize = 1024;
 
-/// Labels of a NodeImage.
 pub(super) type Labels = BTreeMap<String, String>;
 
 /// What holds for all tags of an image.

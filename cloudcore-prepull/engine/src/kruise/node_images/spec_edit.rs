@@ -14,12 +14,9 @@ use super::status::{ended_at, find};
 use crate::kruise::{Liveness, TagRequest};
 use crate::shared::events::ObjectKind;
 
-/// What a request does to a spec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Edit {
-    /// The spec has what is requested.
     Unchanged,
-    /// The spec was changed.
     Changed,
     /// The tag is in a round of another namespace's jobs: the request is to be applied once that has ended.
     Deferred {
@@ -241,7 +238,6 @@ pub(super) fn job_of(owner: &ObjectReference) -> Option<JobUid> {
     owner.uid.clone().map(JobUid)
 }
 
-/// The jobs among the owners of a tag.
 pub(super) fn jobs_of(owners: &[ObjectReference]) -> impl Iterator<Item = JobUid> {
     owners.iter().filter(|owner| is_job(owner)).filter_map(job_of)
 }

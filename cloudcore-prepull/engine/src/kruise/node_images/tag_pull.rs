@@ -75,7 +75,6 @@ pub(super) struct TagPull {
     postponement: Option<Box<Postponement>>,
 }
 
-/// How far a task is.
 #[derive(Debug)]
 pub(super) enum State {
     /// It waits for the node to be online and to have a free slot.
@@ -186,7 +185,6 @@ impl TagPull {
         }
     }
 
-    /// The node is online and has the task.
     pub(super) fn mark_on_node(&mut self, fx: &mut NodeEffects<'_>) {
         self.set_state(State::OnNode, fx);
         self.last_heard = Some(fx.now);
@@ -270,7 +268,6 @@ impl TagPull {
         if self.tag.active_deadline.is_some() { EXCEEDED } else { SILENT }
     }
 
-    /// The status of the tag.
     pub(super) fn status(&self) -> ImageTagStatus {
         match &self.state {
             State::Ended { status, .. } => status.as_ref().clone(),
@@ -299,7 +296,6 @@ impl TagPull {
         }
     }
 
-    /// Ends the task with the node's result.
     pub(super) fn end(&mut self, result: &TaskResult, fx: &mut NodeEffects<'_>) {
         let now = fx.now;
         let image = result.images.first();
@@ -340,7 +336,6 @@ impl TagPull {
         }
     }
 
-    /// What is to be sent to the node.
     pub(super) fn dispatch(&self, image: &ImageTerms, tag: &Tag, fx: &NodeEffects<'_>) -> TagDispatch {
         let owners = &tag.terms.owner_references;
         let image_task = ImageTask {

@@ -9,7 +9,6 @@ use prepull_api::task::NodeName;
 /// written later, as it is then.
 const WRITES: usize = 256;
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(super) struct WriteRoom {
     under_way: usize,
@@ -24,17 +23,14 @@ impl WriteRoom {
         self.under_way < WRITES
     }
 
-    /// A write has begun.
     pub(super) fn begin(&mut self) {
         self.under_way += 1;
     }
 
-    /// A write has ended.
     pub(super) fn end(&mut self) {
         self.under_way = self.under_way.saturating_sub(1);
     }
 
-    /// Has the node wait for room.
     pub(super) fn wait(&mut self, node: &NodeName) {
         if self.known.insert(node.clone()) {
             self.waiting.push_back(node.clone());

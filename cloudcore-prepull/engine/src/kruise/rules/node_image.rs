@@ -9,7 +9,6 @@ use prepull_api::task::PullPolicy;
 
 use super::{backoff_limit_of, duration, policy_of, timeout_of};
 
-/// A tag that can be pulled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::kruise) struct ValidTag {
     /// The image with its tag, or with its digest if the tag is one.
@@ -42,7 +41,6 @@ pub(in crate::kruise) fn image_rules(image_name: &str, spec: &ImageSpec) -> Vec<
     spec.tags.iter().map(of_tag).collect()
 }
 
-/// Validates one tag.
 pub(super) fn tag_rules(image_name: &str, spec: &ImageTagSpec) -> Result<ValidTag, String> {
     // All fields are named, so that none is forgotten here.
     let ImageTagSpec { tag, created_at: _, pull_policy, owner_references: _, version, image_pull_policy } =

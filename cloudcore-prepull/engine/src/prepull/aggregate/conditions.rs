@@ -20,7 +20,6 @@ pub(crate) const FAILED: &str = "Failed";
 /// Condition type: whether the job has ended, either way.
 pub(crate) const FINISHED: &str = "Finished";
 
-/// One condition, as it is now.
 #[derive(Clone, Debug)]
 struct Fact {
     /// Valid, Progressing, Suspended, Complete, Failed or Finished.

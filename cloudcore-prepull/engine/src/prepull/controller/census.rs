@@ -6,7 +6,6 @@ use std::collections::{BTreeSet, HashMap};
 use prepull_api::crd::status::JobPhase;
 use prepull_api::task::JobUid;
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Census {
     phases: HashMap<JobUid, JobPhase>,
@@ -15,7 +14,6 @@ pub(super) struct Census {
 }
 
 impl Census {
-    /// The job is in this phase now.
     pub(super) fn note(&mut self, job: &JobUid, phase: JobPhase) {
         if self.phases.get(job) == Some(&phase) {
             return;
@@ -28,7 +26,6 @@ impl Census {
         }
     }
 
-    /// The job is gone.
     pub(super) fn forget(&mut self, job: &JobUid) {
         if let Some(phase) = self.phases.remove(job) {
             self.counts[phase as usize] -= 1;
@@ -36,18 +33,15 @@ impl Census {
         }
     }
 
-    /// The number of jobs in each phase.
     pub(super) fn counts(&self) -> [(JobPhase, usize); 4] {
         PHASES.map(|phase| (phase, self.counts[phase as usize]))
     }
 
-    /// The jobs that run.
     pub(super) fn running(&self) -> impl Iterator<Item = &JobUid> {
         self.running.iter()
     }
 }
 
-/// All of them.
 const PHASES: [JobPhase; 4] = [JobPhase::Init, JobPhase::InProgress, JobPhase::Completed, JobPhase::Failure];
 
 #[cfg(test)]

@@ -56,7 +56,6 @@ use output::Output;
 use spec::SpecState;
 pub(super) use start::is_end_unknown;
 
-/// All nodes that there are.
 type Nodes = BTreeMap<NodeName, NodeView>;
 
 #[derive(Debug)]
@@ -149,12 +148,10 @@ impl Job {
         self.members.job()?.download.max_site_rate
     }
 
-    /// What the nodes of the job share.
     pub(super) fn shared_images(&self) -> Vec<Shared> {
         self.members.shared_images()
     }
 
-    /// A task of this job that the node has not ended.
     pub(super) fn in_hand(&self, node: &NodeName, attempt: u32) -> Option<TaskInHand> {
         let (images, started) = self.members.in_hand(node, attempt)?;
         Some(TaskInHand { job: Some(self.events.name().to_owned()), images, started })
@@ -250,7 +247,6 @@ impl Job {
         self.after_write(node, Deferred::Ack(node.clone(), result.task.clone()), effects);
     }
 
-    /// A dispatch has ended.
     pub(super) fn finish_dispatch(
         &mut self,
         node: &NodeName,
@@ -323,7 +319,6 @@ impl Job {
         self.output.shards.rewrite(is_gone);
     }
 
-    /// Begins the writes that are due.
     pub(super) fn write_if_due(&mut self, effects: &mut Effects<'_>) {
         self.collect_changes();
         let (rollout, is_over) = (self.members.rollout(), self.course.ended().is_some());

@@ -28,7 +28,6 @@ impl Controller {
         }
     }
 
-    /// The session of a node, if it has one.
     pub(crate) fn session(&self, node: &NodeName) -> Option<SessionId> {
         self.sessions.get(node).copied()
     }
@@ -48,7 +47,6 @@ impl Controller {
         self.jobs.get(&task.job)?.images_shared_by(node, task.attempt, by_default)
     }
 
-    /// A task that the node has not ended.
     pub(crate) fn in_hand(&self, node: &NodeName, task: &TaskId) -> Option<TaskInHand> {
         self.jobs.get(&task.job)?.in_hand(node, task.attempt)
     }
@@ -122,7 +120,6 @@ impl Controller {
         }
     }
 
-    /// A dispatch has ended.
     pub(super) fn finish_dispatch(
         &mut self,
         uid: &JobUid,

@@ -98,7 +98,6 @@ pub struct Resolved {
     pub withheld: Vec<SecretRef>,
 }
 
-/// What is wrong with one secret.
 struct Problem {
     /// For whoever may see the job.
     text: String,

@@ -22,7 +22,6 @@ pub(super) fn fresh_images(plan: &NodePlan) -> Vec<ImageStatus> {
         .collect()
 }
 
-/// A further round begins for the node.
 pub(super) fn begin_again(record: &mut NodeStatus) {
     if record.attempt > 0 {
         record.attempt += 1;

@@ -7,7 +7,6 @@ use prepull_api::crd::status::{RolloutStatus, Summary};
 
 use crate::prepull::validate::Step;
 
-/// Where the waves stand.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Waves {
     /// Index of the wave that runs. Beyond the last step: all nodes.

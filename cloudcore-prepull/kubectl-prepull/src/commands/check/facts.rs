@@ -25,7 +25,6 @@ use crate::edges::{DOOR, SystemArgs, pages};
 use crate::problem;
 use crate::rights::{Right, missing};
 
-/// The label of the pods of cloudcore-prepull.
 const PODS: &str = "app.kubernetes.io/name=cloudcore-prepull";
 /// The ConfigMap with the CA of the cloud.
 const CA: &str = "prepull-ca";
@@ -38,7 +37,6 @@ const RENEWED: SignedDuration = SignedDuration::from_hours(3 * 24);
 /// What was read, or why it could not be. None: there is no such object.
 pub(super) type Read<T> = Result<T, String>;
 
-/// What is known of the cluster.
 pub(super) struct Facts {
     pub(super) server: String,
     pub(super) version: String,
@@ -63,7 +61,6 @@ pub(super) struct Facts {
     pub(super) edges: Read<Edges>,
 }
 
-/// The edges, summed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Edges {
     pub(super) total: usize,
@@ -148,7 +145,6 @@ pub(super) async fn read(cluster: &Cluster, system: &SystemArgs) -> anyhow::Resu
     })
 }
 
-/// What reads an object by its name.
 struct Place<'a, S> {
     cluster: &'a Cluster,
     said: &'a S,

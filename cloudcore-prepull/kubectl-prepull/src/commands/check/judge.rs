@@ -17,12 +17,9 @@ const CLOCKS: SignedDuration = SignedDuration::from_secs(30);
 /// Names that are given of edges that have something in common.
 const EXAMPLES: usize = 3;
 
-/// What was checked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Checked {
-    /// How many points are wrong.
     pub(super) wrong: usize,
-    /// The points.
     pub(super) sections: Vec<Section>,
 }
 
@@ -33,7 +30,6 @@ pub(super) struct Section {
     pub(super) points: Vec<Point>,
 }
 
-/// Judges what was read.
 pub(super) fn judge(facts: &Facts, now: Timestamp) -> Checked {
     let now = facts.clock.map_or(now, |ahead| now + ahead);
     let sections = vec![

@@ -29,7 +29,6 @@ const COLUMNS: [(&str, u8); 12] = [
 /// Only with `-o wide`.
 const WIDE: u8 = 9;
 
-/// The edges as rows.
 pub(super) struct Table {
     now: Timestamp,
     rows: Vec<(Tone, [String; COLUMNS.len()])>,
@@ -49,7 +48,6 @@ impl Table {
         Self { now, rows: Vec::new(), sums: None, has_unknown: false }
     }
 
-    /// Adds a page.
     pub(super) fn add(&mut self, page: &EdgeList) {
         let now = self.now;
         self.rows.extend(page.items.iter().map(|edge| (tone(edge, now), cells(edge, now))));
@@ -79,7 +77,6 @@ impl Table {
         format!("{}\n", lines.join("\n"))
     }
 
-    /// The columns for which there is room.
     fn columns(&self, width: Option<usize>, wide: bool) -> Vec<usize> {
         let widest = |column: usize| {
             let cells = self.rows.iter().map(|(_, cells)| cells[column].chars().count());

@@ -23,29 +23,21 @@ const LATEST: usize = 3;
 /// What was read, or why it could not be.
 pub(super) type Read<T> = Result<T, String>;
 
-/// What is known.
 pub(super) struct Facts {
-    /// Name of the node.
     pub(super) name: String,
-    /// Its Node.
     pub(super) node: Read<Option<Node>>,
-    /// Its edge.
     pub(super) edge: Read<Option<Edge>>,
-    /// Since when connections are known.
     pub(super) known_since: Option<Timestamp>,
     /// The job that was named, or the jobs that run and the last one that is over.
     pub(super) jobs: Read<Vec<OfJob>>,
     /// The job of OpenKruise that was named, or the jobs of the list.
     pub(super) pull_jobs: Vec<OfNode>,
-    /// Whether a job was named.
     pub(super) is_job_named: bool,
 }
 
-/// A job, and what it says of the node.
 pub(super) struct OfJob {
     /// The job, without the records of its other nodes.
     pub(super) job: ImagePrePullJob,
-    /// The record of the node.
     pub(super) record: Option<NodeStatus>,
 }
 

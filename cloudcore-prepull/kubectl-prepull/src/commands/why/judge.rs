@@ -15,18 +15,13 @@ use super::facts::{Facts, Read};
 use crate::amounts::{bytes, duration, seconds_between};
 use crate::checklist::{Mark, Point};
 
-/// What is printed of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Why {
-    /// Name of the node.
     pub(super) node: String,
-    /// What must be true.
     pub(super) points: Vec<Point>,
-    /// What to do now.
     pub(super) next: String,
 }
 
-/// Judges what is known.
 pub(super) fn judge(facts: &Facts, now: Timestamp) -> Why {
     let name = &facts.name;
     let mut points = of_node(name, &facts.node, now);

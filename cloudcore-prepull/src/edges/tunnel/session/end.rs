@@ -8,7 +8,6 @@ use prepull_tunnel::{ChannelEnd, CloseCode};
 use crate::edges::tunnel::outbox::Close;
 use crate::edges::tunnel::overload::OverloadReason;
 
-/// Why a session ended.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SessionEnd {
     #[error("{0}")]

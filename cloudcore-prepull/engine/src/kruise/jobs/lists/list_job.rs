@@ -27,7 +27,6 @@ const KIND: ObjectKind = ObjectKind::ImageListPullJob;
 #[derive(Debug)]
 struct Plan {
     list: ValidListJob,
-    /// The template of the children.
     template: PullJobTemplate,
     fingerprint: Fingerprint,
 }

@@ -37,7 +37,6 @@ pub(super) struct Writes {
     in_flight: Option<InFlight>,
     backoff: Backoff,
     not_before: Option<Timestamp>,
-    /// When the status was written last.
     status_written: Option<Timestamp>,
     /// Since when there is progress that is not written.
     progress_since: Option<Timestamp>,

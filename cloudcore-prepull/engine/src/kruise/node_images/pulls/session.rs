@@ -13,7 +13,6 @@ use crate::shared::outcomes::DispatchOutcome;
 use crate::shared::session::SessionId;
 
 impl Pulls {
-    /// The reference of the image of a task, if the node has the task.
     pub(in super::super) fn images_of(&self, task: &TaskId) -> Option<Arc<str>> {
         let pull = self.pulls.values().find(|pull| pull.sent == *task)?;
         matches!(pull.state(), State::OnNode).then(|| pull.tag.reference.to_string().into())
@@ -55,7 +54,6 @@ impl Pulls {
         }
     }
 
-    /// The node has disconnected.
     pub(in super::super) fn disconnect(&mut self, fx: &mut NodeEffects<'_>) {
         for pull in self.pulls.values_mut().filter(|pull| matches!(pull.state(), State::OnNode)) {
             pull.mark_offline(fx);
@@ -104,7 +102,6 @@ impl Pulls {
         }
     }
 
-    /// The node has accepted a task.
     pub(in super::super) fn accept(&mut self, task: &TaskId, fx: &mut NodeEffects<'_>) {
         self.cancel_unless_wanted(task, fx);
     }
@@ -115,7 +112,6 @@ impl Pulls {
         }
     }
 
-    /// The node has made progress with a task.
     pub(in super::super) fn progress(&mut self, progress: &Progress, fx: &mut NodeEffects<'_>) {
         let is_meant = |pull: &&mut TagPull| pull.sent == progress.task && pull.is_sent();
         let Some(pull) = self.pulls.values_mut().find(is_meant) else {

@@ -11,7 +11,6 @@ use crate::prepull::validate::{RunPolicy, ValidatedJob};
 use crate::shared::counted::counted;
 use crate::shared::reasons;
 
-/// Where a job is on its way.
 #[derive(Debug, Default)]
 pub(super) struct Course {
     phase: JobPhase,
@@ -59,7 +58,6 @@ pub(super) enum Outlook {
     Running,
     /// Too many nodes have failed, as this sentence says; those that pull may end.
     Draining(String),
-    /// The job is over.
     Ended(Ending),
 }
 
@@ -72,7 +70,6 @@ pub(super) enum Stop {
     Cancelled,
 }
 
-/// How a job ends.
 #[derive(Debug)]
 pub(super) struct Ending {
     pub(super) phase: JobPhase,
@@ -162,7 +159,6 @@ impl Course {
         times.started.checked_add(RECHECK_TIME).ok()
     }
 
-    /// `status.recheck`.
     pub(super) fn recheck_status(&self, found: Rechecked) -> Option<RecheckStatus> {
         let Rechecked { present, missing, not_checked } = found;
         (self.rechecks > 0).then(|| RecheckStatus {
@@ -202,7 +198,6 @@ impl Course {
         self.policy.cancel || self.ended_as_cancelled()
     }
 
-    /// Whether the job has ended because it was cancelled.
     pub(super) fn ended_as_cancelled(&self) -> bool {
         self.failed_as == Some(reasons::CANCELLED)
     }
@@ -383,13 +378,11 @@ impl Course {
         self.policy.retry > self.rounds && !self.is_rechecking() && !self.is_cancelled()
     }
 
-    /// A further round begins.
     pub(super) fn begin_round(&mut self) {
         self.rounds += 1;
         self.go_on();
     }
 
-    /// A re-check begins.
     pub(super) fn begin_recheck(&mut self, now: Timestamp) {
         self.rechecks += 1;
         self.go_on();
@@ -413,7 +406,6 @@ impl Course {
         Some(self.delete_again_at.unwrap_or(due).max(due))
     }
 
-    /// The deletion is asked for now.
     pub(super) fn note_deletion(&mut self, now: Timestamp) {
         self.delete_again_at = now.checked_add(DELETE_RETRY).ok();
     }

@@ -14,7 +14,6 @@ use crate::shared::reasons;
 /// person who watches, and a fleet that fails as a whole must not flood the API server.
 const MAX_NODE_EVENTS: u32 = 20;
 
-/// Emits the events about a job.
 #[derive(Debug)]
 pub(super) struct JobEvents {
     job: ObjectId,

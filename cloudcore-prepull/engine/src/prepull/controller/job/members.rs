@@ -253,7 +253,6 @@ impl Members {
         self.plans.remove(node);
     }
 
-    /// Names the images of a node that starts in its record.
     pub(super) fn name_images(&mut self, node: &NodeName) {
         if let Some(plan) = self.plans.get(node) {
             self.rollout.name_images(node, plan);
@@ -309,7 +308,6 @@ pub(super) fn missing_record(node: &NodeName) -> NodeStatus {
     }
 }
 
-/// The record of a node that has not started.
 pub(super) fn fresh_record(node: &NodeName) -> NodeStatus {
     NodeStatus { node_name: node.0.clone(), ..NodeStatus::default() }
 }

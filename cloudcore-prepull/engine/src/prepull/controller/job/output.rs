@@ -15,7 +15,6 @@ use crate::prepull::rollout::Touched;
 use crate::prepull::validate::ValidatedJob;
 use crate::shared::writes::{Deferred, Pace, Writes};
 
-/// The writes of a job.
 #[derive(Debug)]
 pub(super) struct Output {
     status: Writes,
@@ -24,7 +23,6 @@ pub(super) struct Output {
     /// The version of the status that tells that the job has begun, and with what. Reports wait for it: without it another
     /// leader would not know what their nodes pull.
     beginning: u64,
-    /// The reports of the run.
     pub(super) shards: Shards,
     /// The resourceVersions of what the API server has, as far as they are known: the next write replaces that one, so that
     /// another writer, such as a deposed leader, cannot undo it without notice.
@@ -104,7 +102,6 @@ impl Output {
         self.status = Writes::stored();
     }
 
-    /// The status changed.
     pub(super) fn touch_status(&mut self, pace: Pace) {
         self.status.touch(pace);
     }

@@ -20,7 +20,6 @@ fn report_budget() -> TokenBucket<Timestamp> {
 /// load on an API server, and nobody waits for them.
 const TRICKLE: (f64, f64) = (10.0, 4.0);
 
-/// The reports of a job.
 #[derive(Debug)]
 pub(super) struct Shards {
     list: Vec<Shard>,
@@ -28,13 +27,11 @@ pub(super) struct Shards {
     dirty: BTreeSet<usize>,
     /// How many nodes a new report holds.
     capacity: usize,
-    /// See [`report_budget`].
     budget: TokenBucket<Timestamp>,
 }
 
 #[derive(Debug)]
 struct Shard {
-    /// The index in the name of the report.
     index: u32,
     nodes: Range<usize>,
     writes: Writes,
@@ -58,7 +55,6 @@ impl Shards {
         }
     }
 
-    /// The indexes of all reports.
     pub(super) fn indexes(&self) -> impl Iterator<Item = u32> {
         self.list.iter().map(|shard| shard.index)
     }
@@ -213,7 +209,6 @@ impl Shards {
     }
 }
 
-/// A report that is to be written.
 #[derive(Debug)]
 pub(super) struct Report {
     pub(super) index: u32,

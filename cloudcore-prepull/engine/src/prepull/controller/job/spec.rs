@@ -68,7 +68,6 @@ impl SpecState {
         (self.refusal, self.is_other) = (None, false);
     }
 
-    /// The job begins with this spec.
     pub(super) fn begin(&mut self, spec: &ImagePrePullJobSpec) {
         self.clear_refusal();
         self.hash = spec_hash(spec);

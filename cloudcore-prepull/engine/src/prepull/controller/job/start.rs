@@ -283,7 +283,6 @@ fn has_eligible(job: &ValidatedJob, nodes: &Nodes) -> bool {
     !plan::select(job, nodes).eligible.is_empty()
 }
 
-/// Whether the Node of this record exists.
 fn exists(record: &NodeStatus, nodes: &Nodes) -> bool {
     nodes.contains_key(&NodeName(record.node_name.clone()))
 }

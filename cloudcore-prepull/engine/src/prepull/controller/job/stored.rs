@@ -17,7 +17,6 @@ pub(super) struct StoredRecords {
     pub(super) records: Vec<NodeStatus>,
     /// The index of each report, and how many of the records it holds.
     pub(super) reports: Vec<(u32, usize)>,
-    /// The names of the nodes.
     pub(super) nodes: HashSet<String>,
     /// The indexes of reports that are to be written again: with a record that does not count, or one that has changed.
     pub(super) outdated: HashSet<u32>,
@@ -38,7 +37,6 @@ pub(super) enum Asked {
     Nothing,
     /// Another round of `spec.retry`.
     Retry,
-    /// A re-check.
     Recheck,
 }
 
@@ -47,11 +45,9 @@ pub(super) enum Asked {
 pub(super) struct Resumed {
     /// The rounds that have begun. `rechecking`: a re-check runs.
     pub(super) rounds: Rounds,
-    /// Whether it has ended.
     pub(super) is_over: bool,
 }
 
-/// The rounds in the status.
 pub(super) fn known_rounds(status: &ImagePrePullJobStatus) -> Rounds {
     let recheck = status.recheck.as_ref();
     Rounds {

@@ -9,7 +9,6 @@ use crate::checklist::Point;
 use crate::kruise::OfNode;
 use crate::progress::tally::reason_of;
 
-/// The point of the job.
 pub(super) fn point(of: &OfNode, node: &str, now: Timestamp) -> Point {
     let OfNode { job, record, has_node_image } = of;
     let name = job.job.as_str();
