@@ -12,6 +12,7 @@
 //! - No message names its sender: the client certificate of the connection does.
 //! - Every message may arrive twice, late, or after a restart of either side.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
@@ -95,8 +96,9 @@ pub enum CloudMessage {
     },
     /// These jobs want no image pinned any more: they were deleted or changed. Only for an edge whose `Hello` has `pins`.
     Unpin {
-        /// UIDs of the jobs, at most [`MAX_PINNING_JOBS`].
-        jobs: Vec<JobUid>,
+        /// UIDs of the jobs, at most [`MAX_PINNING_JOBS`]. Shared, since every edge of a fleet gets the same list.
+        #[serde(with = "shared_list")]
+        jobs: Arc<[JobUid]>,
     },
     /// Where to get blobs from. Only for an edge that has asked by [`EdgeMessage::Blobs`].
     Sources(Sources),
@@ -365,6 +367,25 @@ fn truncate(text: &str, most: usize) -> String {
         end -= 1;
     }
     format!("{}{MARK}", &text[..end])
+}
+
+/// Serialisation of a list that many messages share.
+mod shared_list {
+    use std::sync::Arc;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<T: Serialize, S: Serializer>(list: &Arc<[T]>, to: S) -> Result<S::Ok, S::Error> {
+        list.as_ref().serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, T, D>(from: D) -> Result<Arc<[T]>, D::Error>
+    where
+        T: Deserialize<'de>,
+        D: Deserializer<'de>,
+    {
+        Vec::deserialize(from).map(Arc::from)
+    }
 }
 
 #[cfg(test)]

@@ -373,7 +373,7 @@ impl<P: Puller> Node<P> {
     }
 
     /// What cannot be unpinned now is in the next `Hello`, and asked for again.
-    fn unpin(&self, jobs: Vec<JobUid>) {
+    fn unpin(&self, jobs: Arc<[JobUid]>) {
         // Before the pins themselves: a running task must not set them again.
         for (_, control) in self.controls.iter().filter(|(task, _)| jobs.contains(&task.job)) {
             control.send_modify(|control| Arc::make_mut(&mut control.terms.download).pin = false);

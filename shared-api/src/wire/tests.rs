@@ -290,7 +290,7 @@ fn cloud_messages_keep_their_bytes() {
         r#"{"type":"cancel","task":{"job":"uid-1","attempt":2},"reason":"the job is gone"}"#,
     );
     assert_frame(
-        &CloudMessage::Unpin { jobs: vec![JobUid("uid-1".to_owned())] },
+        &CloudMessage::Unpin { jobs: [JobUid("uid-1".to_owned())].into() },
         r#"{"type":"unpin","jobs":["uid-1"]}"#,
     );
     assert_frame(

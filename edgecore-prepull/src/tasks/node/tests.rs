@@ -244,8 +244,8 @@ async fn pins_are_named_in_every_hello_until_the_cloud_ends_them() {
         assert!(!fake.pin("image", None, job).await.unwrap());
     }
     assert_eq!(harness.connect().await.pins, Some(vec![over.clone(), lives.clone()]));
-    harness.tell(CloudMessage::Unpin { jobs: vec![over] }).await;
-    harness.tell(CloudMessage::Unpin { jobs: Vec::new() }).await;
+    harness.tell(CloudMessage::Unpin { jobs: [over].into() }).await;
+    harness.tell(CloudMessage::Unpin { jobs: [].into() }).await;
     assert_eq!(harness.connect().await.pins, Some(vec![lives]));
     harness.stop().await;
 }

@@ -3,6 +3,8 @@
 //! The edges know for which jobs they have pinned images, and say so in every `Hello`. So nothing is kept here of which
 //! nodes those are: an edge that is away learns in its next session what it has missed.
 
+use std::sync::Arc;
+
 use prepull_api::task::{JobUid, NodeName, TaskOutcome, TaskResult};
 use prepull_api::wire::{CloudMessage, Hello, MAX_PINNING_JOBS};
 
@@ -28,7 +30,7 @@ impl Controller {
         let is_over = |uid: &&JobUid| !self.wants_pins(uid);
         let over: Vec<JobUid> = pins.iter().take(MAX_PINNING_JOBS).filter(is_over).cloned().collect();
         if !over.is_empty() {
-            self.actions.push(unpin(node, over));
+            self.actions.push(unpin(node, over.into()));
         }
     }
 
@@ -40,7 +42,7 @@ impl Controller {
         let Some(has_pins) = self.pinning.get_mut(node).filter(|_| may_have_pinned) else { return };
         *has_pins = true;
         if !self.wants_pins(&result.task.job) {
-            self.actions.push(unpin(node, vec![result.task.job.clone()]));
+            self.actions.push(unpin(node, Arc::new([result.task.job.clone()])));
         }
     }
 
@@ -70,12 +72,13 @@ impl Controller {
         let is_so = |(uid, why): &(JobUid, Unpinned)| *why == Unpinned::Replaced || !self.wants_pins(uid);
         let over: Vec<JobUid> = unpinned.filter(is_so).map(|(uid, _)| uid).collect();
         for jobs in over.chunks(MAX_PINNING_JOBS) {
+            let jobs: Arc<[JobUid]> = jobs.into();
             let edges = self.pinning.iter().filter(|(_, has_pins)| **has_pins);
-            self.actions.extend(edges.map(|(node, _)| unpin(node, jobs.to_vec())));
+            self.actions.extend(edges.map(|(node, _)| unpin(node, Arc::clone(&jobs))));
         }
     }
 }
 
-fn unpin(node: &NodeName, jobs: Vec<JobUid>) -> Action {
+fn unpin(node: &NodeName, jobs: Arc<[JobUid]>) -> Action {
     Action::Send(node.clone(), CloudMessage::Unpin { jobs })
 }

@@ -166,3 +166,23 @@ fn an_edge_hears_once_of_all_jobs() {
     });
     assert_eq!(told.collect::<Vec<_>>(), [1024, 476]);
 }
+
+#[test]
+fn all_edges_share_one_list_of_jobs() {
+    let mut world = World::new(&["a"]);
+    world.controller.handle(job_with(pinned(), 1, None), world.now);
+    world.settle();
+    for node in ["a", "b", "c"] {
+        world.up_with_pins(node, &["uid"]);
+    }
+    world.sent.clear();
+    world.controller.handle(Input::JobGone(JobUid("uid".to_owned())), world.now);
+    world.settle();
+    let lists = world.sent.iter().filter_map(|(_, message)| match message {
+        CloudMessage::Unpin { jobs } => Some(jobs),
+        _ => None,
+    });
+    let lists: Vec<_> = lists.collect();
+    assert_eq!(lists.len(), 3);
+    assert!(lists.iter().all(|list| std::sync::Arc::ptr_eq(list, lists[0])));
+}
