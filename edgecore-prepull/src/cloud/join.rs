@@ -13,7 +13,7 @@ mod token;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use clap::Args;
 use prepull_api::enroll::{ENROLL_PATH, EnrollRequest, IssuedCertificate, JoinTokenError, SubjectForm};
@@ -34,6 +34,11 @@ pub use token::{SecretArg, TokenArgs};
 const TUNNEL_PORT: u16 = 10_000;
 /// cloudcore's default port for enrolment.
 const ENROLL_PORT: u16 = 10_002;
+
+/// How often a join waits for a cloud that asks for it by `Retry-After`.
+const MOST_WAITS: usize = 3;
+/// Longest such wait. The cloud admits a node once a minute; if it asks for more, the caller decides.
+const LONGEST_WAIT: Duration = Duration::from_secs(120);
 
 /// The arguments of `join`.
 #[derive(Clone, Debug, Args)]
@@ -203,7 +208,9 @@ pub async fn run(args: JoinArgs) -> Result<Joined, JoinError> {
         csr: key.csr()?,
         organisation: Some(SubjectForm::Own.organisation().to_owned()),
     };
-    let answer = post_to_any(&endpoints, ENROLL_PATH, pinned.client_tls()?, &request).await;
+    let tls = pinned.client_tls()?;
+    let answer =
+        repeat_after_waits(async || post_to_any(&endpoints, ENROLL_PATH, tls.clone(), &request).await).await;
     let IssuedCertificate { certificate, ca: _, not_after: _ } =
         answer.map_err(|error| explain_refusal(error, &node, state_dir.clone()))?;
 
@@ -213,6 +220,21 @@ pub async fn run(args: JoinArgs) -> Result<Joined, JoinError> {
     dir.store_connection(&ca, &Connection { tunnel_urls, enroll_urls, node_name: node.clone() })?;
     dir.store_certificate(&certificate)?;
     Ok(Joined { node, not_after: facts.not_after, state_dir })
+}
+
+/// Asks again, after the wait, as long as the server asks us to wait.
+async fn repeat_after_waits<T>(
+    mut ask: impl AsyncFnMut() -> Result<T, RequestError>,
+) -> Result<T, RequestError> {
+    for _ in 0..MOST_WAITS {
+        let answer = ask().await;
+        let wait = answer.as_ref().err().and_then(RequestError::retry_after);
+        match wait.filter(|wait| *wait <= LONGEST_WAIT) {
+            Some(wait) => tokio::time::sleep(wait).await,
+            None => return answer,
+        }
+    }
+    ask().await
 }
 
 /// A node that has joined already is told so where the server refuses its token.
@@ -315,6 +337,28 @@ mod tests {
         assert!(run(args(dir.path(), "edge-2")).await.is_err(), "another node has joined");
         store_identity(dir.path(), "edge-1", 2020);
         assert!(matches!(run(args(dir.path(), "edge-1")).await, Err(JoinError::Token(_))), "it has expired");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waits_as_long_as_the_cloud_asks() {
+        let refused = |seconds| RequestError::Refused {
+            authority: "cloud:10002".to_owned(),
+            status: hyper::StatusCode::TOO_MANY_REQUESTS,
+            reason: "wait".to_owned(),
+            retry_after: Some(Duration::from_secs(seconds)),
+        };
+        for (waits, is_answered, seconds) in [
+            (vec![], true, 0),
+            (vec![40, 2], true, 42),
+            (vec![1; MOST_WAITS], true, 3),
+            (vec![1; MOST_WAITS + 1], false, 3),
+            (vec![121], false, 0),
+        ] {
+            let (begun, mut asked) = (tokio::time::Instant::now(), waits.iter());
+            let answer =
+                repeat_after_waits(async || asked.next().map_or(Ok(()), |wait| Err(refused(*wait)))).await;
+            assert_eq!((answer.is_ok(), begun.elapsed().as_secs()), (is_answered, seconds), "{waits:?}");
+        }
     }
 
     #[test]

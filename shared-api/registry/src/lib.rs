@@ -36,3 +36,4 @@ pub use error::{Kind, RegistryError};
 pub use hosts::HostsFiles;
 pub use proxy::Proxies;
 pub use repository::{Chosen, Contents, Place, Repository, Resolved};
+pub use retry_after::retry_after;

@@ -9,7 +9,7 @@ use http::header::{DATE, RETRY_AFTER};
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
 /// The wait that a response asks for. A date is counted from the date of the response: our clock may be wrong.
-pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+pub fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
     let asked = text(RETRY_AFTER)?;
     let wait = if let Ok(seconds) = asked.parse() {

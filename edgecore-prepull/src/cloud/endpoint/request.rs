@@ -10,6 +10,7 @@ use hyper::header::{CONNECTION, CONTENT_TYPE, HOST};
 use hyper::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use prepull_api::enroll::{ErrorBody, MAX_BODY};
+use prepull_registry::retry_after;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
@@ -53,6 +54,8 @@ pub enum RequestError {
         status: StatusCode,
         /// The reason that the server gave.
         reason: String,
+        /// How long the server wants us to wait before we ask again.
+        retry_after: Option<Duration>,
     },
     /// None of several servers answered; one error for each.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
@@ -65,6 +68,15 @@ impl RequestError {
         match self {
             Self::Connection { .. } | Self::TooSlow(_) | Self::Http { .. } | Self::NoneOf(_) => true,
             Self::Refused { status, .. } => status.is_server_error(),
+        }
+    }
+
+    /// How long the servers want us to wait: the shortest wait, since any of them may answer next time.
+    pub(crate) fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Refused { retry_after, .. } => *retry_after,
+            Self::NoneOf(errors) => errors.iter().filter_map(Self::retry_after).min(),
+            Self::Connection { .. } | Self::TooSlow(_) | Self::Http { .. } => None,
         }
     }
 }
@@ -113,20 +125,20 @@ async fn post<T: DeserializeOwned>(
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| http(error.to_string()))?;
         let answer = async {
             let response = sender.send_request(request).await.map_err(|error| http(reason_of(&error)))?;
-            let status = response.status();
+            let (status, wait) = (response.status(), retry_after(response.headers()));
             let body = Limited::new(response.into_body(), MAX_BODY).collect().await;
-            Ok((status, body.map_err(|error| http(error.to_string()))?.to_bytes()))
+            Ok((status, wait, body.map_err(|error| http(error.to_string()))?.to_bytes()))
         };
         // The result of the driver, which moves the bytes, is ignored: without an answer `answer` fails as well.
         let (answer, _) = tokio::join!(answer, driver);
         answer
     };
-    let (status, body) =
+    let (status, retry_after, body) =
         timeout(DEADLINE, exchange).await.map_err(|_| RequestError::TooSlow(authority.clone()))??;
     if !status.is_success() {
         let reason =
             serde_json::from_slice::<ErrorBody>(&body).map_or_else(|_| String::new(), |body| body.error);
-        return Err(RequestError::Refused { authority, status, reason: printable(&reason) });
+        return Err(RequestError::Refused { authority, status, reason: printable(&reason), retry_after });
     }
     serde_json::from_slice(&body).map_err(|_| http("the answer is not what was asked for".to_owned()))
 }

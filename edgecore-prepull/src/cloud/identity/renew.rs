@@ -48,6 +48,14 @@ pub enum RenewError {
     Answer(&'static str),
 }
 
+impl RenewError {
+    /// How long we have to wait at least: what the server asks for, up to our own longest wait.
+    fn least_wait(&self) -> Duration {
+        let Self::Request(error) = self else { return Duration::ZERO };
+        error.retry_after().unwrap_or_default().min(RETRY.1)
+    }
+}
+
 impl Identity {
     /// Requests a certificate for a new key from the first server that answers, over mTLS with the current one. All
     /// users of this identity have the new certificate from then on.
@@ -90,7 +98,8 @@ impl Identity {
                         self.sleep_or_take_over(pause).await;
                     }
                     Err(error) => {
-                        let pause = retries.next(self.is_superseded(), random());
+                        let least = error.least_wait();
+                        let pause = retries.next(self.is_superseded(), random()).max(least);
                         let until = humantime::format_rfc3339_seconds(self.not_after());
                         if self.has_expired() {
                             tracing::error!(
@@ -100,8 +109,9 @@ impl Identity {
                         } else {
                             tracing::warn!(%error, retry_in = ?pause, %until, "the certificate was not renewed");
                         }
+                        self.sleep_or_take_over(least).await;
                         tokio::select! {
-                            () = self.sleep_or_take_over(pause) => {}
+                            () = self.sleep_or_take_over(pause.saturating_sub(least)) => {}
                             () = until_a_rotation_asks(asked) => {}
                         }
                     }
@@ -231,5 +241,20 @@ mod tests {
         assert_eq!(waits(true), [5, 10, 20, 40, 80, 160, 320, 640, 1280, 2560, 3600]);
         assert_eq!(waits(false), [60, 120, 240, 480, 960, 1920, 3600, 3600, 3600, 3600, 3600]);
         assert_eq!(Retries::new().next(true, 0.0), SHORTEST_RETRY, "nobody hammers");
+    }
+
+    #[test]
+    fn a_server_sets_the_shortest_wait() {
+        let refused = |seconds: u64| RequestError::Refused {
+            authority: "cloud:10002".to_owned(),
+            status: hyper::StatusCode::TOO_MANY_REQUESTS,
+            reason: "wait".to_owned(),
+            retry_after: Some(Duration::from_secs(seconds)),
+        };
+        let least = |error: RequestError| RenewError::from(error).least_wait().as_secs();
+        assert_eq!(least(refused(42)), 42);
+        assert_eq!(least(refused(1_000_000)), 3600, "bounded");
+        assert_eq!(least(RequestError::NoneOf(vec![refused(42), refused(7)])), 7);
+        assert_eq!(least(RequestError::TooSlow("cloud:10002".to_owned())), 0);
     }
 }
