@@ -1,10 +1,7 @@
 //! The command line: the flags of all commands, and the list of commands.
 
-use std::path::PathBuf;
+use clap::{Parser, Subcommand};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
-
-use crate::commands::cancel::CancelArgs;
 use crate::commands::check::CheckArgs;
 use crate::commands::completion::CompletionArgs;
 use crate::commands::events::EventsArgs;
@@ -12,15 +9,14 @@ use crate::commands::failures::FailuresArgs;
 use crate::commands::from::FromArgs;
 use crate::commands::node::NodeArgs;
 use crate::commands::nodes::NodesArgs;
-use crate::commands::resume::ResumeArgs;
-use crate::commands::retry::RetryArgs;
 use crate::commands::run::RunArgs;
 use crate::commands::status::StatusArgs;
-use crate::commands::suspend::SuspendArgs;
 use crate::commands::tokens::TokensArgs;
 use crate::commands::ui::UiArgs;
 use crate::commands::verify::VerifyArgs;
 use crate::commands::why::WhyArgs;
+use crate::name::OwnJob;
+use crate::session::GlobalArgs;
 
 /// Starts, follows and mends image pre-pull jobs.
 #[derive(Debug, Parser)]
@@ -63,15 +59,31 @@ pub(crate) enum Command {
     /// List the events of a job and of its nodes, in order.
     Events(EventsArgs),
     /// Try the nodes of a job that has ended again, as far as they lack an image.
-    Retry(RetryArgs),
+    #[command(after_help = "\
+The nodes that failed, are unknown or never started are tried again; what is on a node already is not pulled again. A job
+whose spec was refused is corrected instead (`kubectl edit ippj JOB`): it is looked at again after each edit. Images that were
+removed since are found by `verify`.
+
+Example:
+  kubectl prepull retry spring-release && kubectl prepull status spring-release --watch")]
+    Retry(OwnJob),
     /// Ask the nodes of a job that has ended whether their images are still there; nothing is downloaded.
     Verify(VerifyArgs),
     /// Start no further node of a job; those that have started go on to their end.
-    Suspend(SuspendArgs),
+    #[command(after_help = "Example:\n  kubectl prepull suspend spring-release")]
+    Suspend(OwnJob),
     /// Let a suspended job go on.
-    Resume(ResumeArgs),
+    #[command(after_help = "Example:\n  kubectl prepull resume spring-release")]
+    Resume(OwnJob),
     /// End a job now: nodes that are pulling are told to stop, and no further one starts.
-    Cancel(CancelArgs),
+    #[command(after_help = "\
+The job becomes a Failure with the reason Cancelled, within a second or two, and keeps its record. Nodes that wait never start,
+also those of a suspended job. That is for good: neither `retry` nor `resume` takes it up again; for that, create a new job. What
+nodes have downloaded of an unfinished image is kept for a day. `kubectl delete ippj JOB` deletes the record as well.
+
+Example:
+  kubectl prepull cancel spring-release")]
+    Cancel(OwnJob),
     /// List the edges: since when they are connected, their versions, disks and certificates.
     Nodes(NodesArgs),
     /// Go through what must be true for a node, and say what to do next.
@@ -87,38 +99,6 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Print the completion script for a shell, or say how kubectl completes this command.
     Completion(CompletionArgs),
-}
-
-#[derive(Clone, Debug, Default, Args)]
-pub(crate) struct GlobalArgs {
-    /// Namespace of what the command names, where that has one [default: that of the context].
-    #[arg(short, long, global = true, value_name = "NAME")]
-    pub(crate) namespace: Option<String>,
-    /// Context of the kubeconfig [default: the current one].
-    #[arg(long, global = true, value_name = "NAME")]
-    pub(crate) context: Option<String>,
-    /// Kubeconfig file [default: $KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod].
-    #[arg(long, global = true, value_name = "FILE")]
-    pub(crate) kubeconfig: Option<PathBuf>,
-    /// What is printed [default: text for people].
-    #[arg(short, long, global = true, value_enum, value_name = "FORMAT")]
-    pub(crate) output: Option<Output>,
-    /// No colours. There are none either where the output is no terminal or `NO_COLOR` is set.
-    #[arg(long, global = true)]
-    pub(crate) no_color: bool,
-}
-
-/// What is printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Output {
-    /// JSON for programs
-    Json,
-    /// YAML for programs
-    Yaml,
-    /// Only names, as kubectl takes them
-    Name,
-    /// Text for people, with more columns
-    Wide,
 }
 
 #[cfg(test)]

@@ -6,7 +6,8 @@ use anyhow::{Context, anyhow};
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 
-use crate::cli::GlobalArgs;
+use crate::problem::{Place, explain};
+use crate::session::GlobalArgs;
 
 /// How long a connection may take to be made: beyond that, nobody is there, or a firewall drops what is sent.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -22,15 +23,6 @@ pub(crate) struct Cluster {
     place: Place,
 }
 
-/// Which cluster it is, for errors.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Place {
-    /// Address of the API server.
-    pub(crate) server: String,
-    /// Context of the kubeconfig; none in a pod.
-    pub(crate) context: Option<String>,
-}
-
 impl Cluster {
     /// Prepares the connection that the flags name. Nothing is sent yet.
     pub(crate) async fn connect(global: &GlobalArgs) -> anyhow::Result<Self> {
@@ -43,7 +35,7 @@ impl Cluster {
         let place = Place { server: config.cluster_url.to_string(), context };
         let prepare = |config: Config| {
             Client::try_from(config)
-                .map_err(|error: kube::Error| crate::problem::explain(error.into(), &place))
+                .map_err(|error: kube::Error| explain(error.into(), &place))
                 .context("the connection to the cluster cannot be prepared")
         };
         let mut without_retry = config.clone();

@@ -13,9 +13,10 @@ use prepull_api::crd::EDGE_LABEL;
 use prepull_api::crd::job::ImagePrePullJob;
 use serde::de::DeserializeOwned;
 
-use crate::cli::{Cli, GlobalArgs};
+use crate::cli::Cli;
 use crate::cluster::Cluster;
 use crate::output::print;
+use crate::session::GlobalArgs;
 
 /// The name by which kubectl calls this program for completion: a link to it.
 const PROGRAM: &str = "kubectl_complete-prepull";

@@ -1,8 +1,7 @@
 //! Jobs and their reports in the cluster: reads and patches.
 
 use anyhow::{Context, anyhow};
-use futures::Stream;
-use futures::stream::try_unfold;
+use futures::{Stream, StreamExt};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Api;
 use kube::api::{ListParams, Patch, PatchParams};
@@ -14,6 +13,7 @@ use serde_json::Value;
 
 use crate::cluster::Cluster;
 use crate::name::{KruiseKind, KruiseName};
+use crate::pages::pages;
 use crate::problem;
 
 /// Reports of one page. Each has at most 1 MiB, and several times that while it is parsed: a job of 10,000 nodes must not
@@ -52,22 +52,13 @@ pub(crate) fn reports(
     cluster: &Cluster,
     job: &ImagePrePullJob,
 ) -> impl Stream<Item = anyhow::Result<Vec<ImagePrePullReport>>> {
-    let (api, labelled) = (reports_api(cluster), of_job(job));
+    let asked = ListParams::default().labels(&of_job(job)).limit(REPORTS_OF_A_PAGE);
     let name = job.metadata.name.clone().unwrap_or_default();
     let first_attempt = job.status.as_ref().and_then(|status| status.first_attempt);
-    // The state is the token of the next page; `None` after the last one.
-    try_unfold(Some(String::new()), move |token| {
-        let (api, labelled, name) = (api.clone(), labelled.clone(), name.clone());
-        async move {
-            let Some(token) = token else { return Ok(None) };
-            let mut asked = ListParams::default().labels(&labelled).limit(REPORTS_OF_A_PAGE);
-            asked.continue_token = Some(token).filter(|token| !token.is_empty());
-            let page = api.list(&asked).await;
-            let mut page = page.with_context(|| format!("the reports of job {name} cannot be read"))?;
-            page.items.retain(|report| report.body.first_attempt == first_attempt);
-            let next = page.metadata.continue_.filter(|token| !token.is_empty());
-            Ok(Some((page.items, next)))
-        }
+    pages(reports_api(cluster), asked).map(move |page| {
+        let mut page = page.with_context(|| format!("the reports of job {name} cannot be read"))?;
+        page.retain(|report| report.body.first_attempt == first_attempt);
+        Ok(page)
     })
 }
 

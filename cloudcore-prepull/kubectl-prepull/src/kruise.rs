@@ -8,8 +8,10 @@ mod tests;
 mod view;
 
 use std::fmt::Debug;
+use std::pin::pin;
 
 use anyhow::{Context, anyhow};
+use futures::TryStreamExt;
 use jiff::Timestamp;
 use kube::ResourceExt;
 use kube::api::{Api, ListParams};
@@ -19,6 +21,7 @@ use serde::de::DeserializeOwned;
 
 use crate::cluster::Cluster;
 use crate::name::{KruiseKind, KruiseName};
+use crate::pages::pages;
 use crate::problem;
 use crate::progress::tally::Tally;
 use crate::progress::view::View;
@@ -133,15 +136,10 @@ async fn get_opt<K: Clone + DeserializeOwned + Debug>(api: &Api<K>, name: &str) 
 /// The jobs of a list, in the order of its images.
 async fn of_list(api: &Api<ImagePullJob>, list: &ImageListPullJob) -> kube::Result<Vec<ImagePullJob>> {
     let (uid, mut found) = (list.uid().unwrap_or_default(), Vec::new());
-    let mut asked = ListParams::default().limit(JOBS_OF_A_PAGE);
-    loop {
-        let page = api.list(&asked).await?;
-        let is_of_list = |job: &ImagePullJob| job.owner_references().iter().any(|owner| owner.uid == uid);
-        found.extend(page.items.into_iter().filter(is_of_list));
-        asked.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
-        if asked.continue_token.is_none() {
-            break;
-        }
+    let is_of_list = |job: &ImagePullJob| job.owner_references().iter().any(|owner| owner.uid == uid);
+    let mut pages = pin!(pages(api.clone(), ListParams::default().limit(JOBS_OF_A_PAGE)));
+    while let Some(jobs) = pages.try_next().await? {
+        found.extend(jobs.into_iter().filter(is_of_list));
     }
     let place = |job: &ImagePullJob| list.spec.images.iter().position(|image| *image == job.spec.image);
     found.sort_by_key(|job| (place(job).unwrap_or(usize::MAX), job.name_any()));
@@ -151,17 +149,13 @@ async fn of_list(api: &Api<ImagePullJob>, list: &ImageListPullJob) -> kube::Resu
 /// Reads what the NodeImages say of the jobs, page by page: never are all of them in memory.
 async fn read_records(cluster: &Cluster, jobs: &mut [(ImagePullJob, Vec<NodeStatus>)]) -> anyhow::Result<()> {
     let api = Api::<NodeImage>::all(cluster.client());
-    let mut asked = ListParams::default().limit(NODES_OF_A_PAGE);
-    loop {
-        let page = api.list(&asked).await.context("the NodeImages cannot be read")?;
+    let mut pages = pin!(pages(api, ListParams::default().limit(NODES_OF_A_PAGE)));
+    while let Some(nodes) = pages.try_next().await.context("the NodeImages cannot be read")? {
         for (job, records) in jobs.iter_mut() {
-            records.extend(page.items.iter().filter_map(|node| records::of(job, node)));
-        }
-        asked.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
-        if asked.continue_token.is_none() {
-            return Ok(());
+            records.extend(nodes.iter().filter_map(|node| records::of(job, node)));
         }
     }
+    Ok(())
 }
 
 impl Seen {

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use clap::Args;
 use prepull_api::crd::kruise;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,8 +63,15 @@ impl FromStr for JobName {
     }
 }
 
-/// Takes the name of an ImagePrePullJob, for the commands that change one.
-pub(crate) fn parse_own(text: &str) -> Result<String, String> {
+/// The argument of the commands that change an ImagePrePullJob.
+#[derive(Debug, Args)]
+pub(crate) struct OwnJob {
+    /// The job.
+    #[arg(value_parser = parse_own)]
+    pub(crate) job: String,
+}
+
+fn parse_own(text: &str) -> Result<String, String> {
     match text.parse()? {
         JobName::Own(name) => Ok(name),
         JobName::Kruise(name) => Err(format!(

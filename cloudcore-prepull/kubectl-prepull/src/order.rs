@@ -1,8 +1,10 @@
 //! A job that is to be made: what `run` and `from` ask for. Pure.
 
 use std::str::FromStr;
+use std::time::Duration;
 
 use anyhow::Context;
+use clap::Args;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use prepull_api::crd::EDGE_LABEL;
 use prepull_api::crd::download::DownloadSpec;
@@ -13,8 +15,6 @@ use prepull_api::crd::job::{
 use prepull_api::image::Reference;
 use prepull_api::selector::Selector;
 use prepull_api::task::PullPolicy;
-
-use crate::commands::run::CourseArgs;
 
 /// Longest name that also fits into the label of the job's reports.
 const LONGEST_NAME: usize = 63;
@@ -200,6 +200,35 @@ fn sanitized(text: &str) -> String {
     // Between dots, too, a name begins and ends with a letter or a digit.
     let parts = name.split('.').map(|part| part.trim_matches('-')).filter(|part| !part.is_empty());
     parts.collect::<Vec<_>>().join(".")
+}
+
+/// The flags that say how a job goes, of `run` and of `from`.
+#[derive(Debug, Args)]
+pub(crate) struct CourseArgs {
+    /// Secret for images that find none otherwise: NAMESPACE/NAME, or a name in --namespace. Its owner has to allow it.
+    #[arg(long, value_name = "NS/NAME")]
+    pub(crate) secret: Option<SecretName>,
+    /// Secret of a registry; may be repeated.
+    #[arg(long, value_name = "REG=NS/NAME")]
+    pub(crate) registry_secret: Vec<RegistryLogin>,
+    /// Nodes that pull at the same time, as a number or as a percentage of the nodes that there are now.
+    #[arg(long, value_name = "N|N%", default_value = "1")]
+    pub(crate) concurrency: Concurrency,
+    /// How many nodes may have started by the end of each wave [default: all in one].
+    #[arg(long, value_name = "N|N%,…", value_delimiter = ',')]
+    pub(crate) wave: Vec<String>,
+    /// Bytes a second on each node, such as 2Mi [default: no cap].
+    #[arg(long, value_name = "RATE")]
+    pub(crate) rate: Option<String>,
+    /// How long each node may take [default: 5m].
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub(crate) node_timeout: Option<Duration>,
+    /// Further tries of each image, after errors that may pass.
+    #[arg(long, value_name = "TIMES", default_value_t = 3)]
+    pub(crate) retries: u32,
+    /// The part of the nodes that may fail, from 0 to 1 [default: 0.1].
+    #[arg(long, value_name = "PART")]
+    pub(crate) tolerate: Option<String>,
 }
 
 /// How many nodes pull at the same time.

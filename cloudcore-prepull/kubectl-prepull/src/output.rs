@@ -10,8 +10,8 @@ use prepull_api::text::is_display_control;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::cli::Output;
 use crate::screen::guard;
+use crate::session::Output;
 
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();

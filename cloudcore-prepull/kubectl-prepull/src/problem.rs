@@ -1,26 +1,26 @@
 //! What went wrong, in words: what, which object, and the remedy.
 
 use std::error::Error as StdError;
-use std::fmt;
 use std::io::Write;
 
 use kube::core::Status;
 use prepull_program::errors::with_causes;
 
-use crate::cluster::Place;
 use crate::screen::{guard, tame};
 
-/// A combination of arguments that makes no sense. It ends the program with the exit status of clap's own errors.
-#[derive(Debug)]
-pub(crate) struct WrongUsage(pub(crate) String);
-
-impl fmt::Display for WrongUsage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
+/// Which cluster it is, for errors.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Address of the API server.
+    pub(crate) server: String,
+    /// Context of the kubeconfig; none in a pod.
+    pub(crate) context: Option<String>,
 }
 
-impl StdError for WrongUsage {}
+/// A combination of arguments that makes no sense. It ends the program with the exit status of clap's own errors.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct WrongUsage(pub(crate) String);
 
 /// Prints an error on standard error.
 pub(crate) fn print(error: &anyhow::Error) {
@@ -126,7 +126,8 @@ pub(crate) fn is_unserved(answer: &Status) -> bool {
     answer.code == 404 && answer.details.as_ref().is_none_or(|details| details.name.is_empty())
 }
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("user {user} lacks a right: to {verb} {resource} {scope}")]
 pub(crate) struct MissingRight {
     user: String,
     verb: String,
@@ -152,13 +153,6 @@ impl MissingRight {
             None => "in the whole cluster".to_owned(),
         };
         Some(Self { user: user.to_owned(), verb: verb.to_owned(), resource, scope })
-    }
-}
-
-impl fmt::Display for MissingRight {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { user, verb, resource, scope } = self;
-        write!(f, "user {user} lacks a right: to {verb} {resource} {scope}")
     }
 }
 

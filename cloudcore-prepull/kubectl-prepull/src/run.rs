@@ -4,47 +4,18 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::cli::{Cli, Command, GlobalArgs};
+use crate::cli::{Cli, Command};
 use crate::cluster::Cluster;
 use crate::commands;
 use crate::complete;
 use crate::problem;
 use crate::screen::Screen;
-
-/// How a command ended that could do its work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ended {
-    Done,
-    /// What it was about has failed, such as the job that it followed.
-    Failed,
-    TimedOut,
-    /// The person has pressed Ctrl-C.
-    Interrupted,
-}
-
-impl Ended {
-    fn code(self) -> u8 {
-        match self {
-            Self::Done => 0,
-            Self::Failed => 1,
-            Self::TimedOut => 3,
-            // 128 and the number of SIGINT, as shells have it.
-            Self::Interrupted => 130,
-        }
-    }
-}
+use crate::session::{Ended, Session};
 
 /// The exit status of an error.
 const FAILED: u8 = 1;
 /// The exit status of a wrong usage, which is also clap's.
 const WRONG_USAGE: u8 = 2;
-
-/// What every command gets.
-pub(crate) struct Session {
-    pub(crate) global: GlobalArgs,
-    /// The terminal, or what else the output goes to.
-    pub(crate) screen: Screen,
-}
 
 /// Runs the program.
 pub fn main() -> ExitCode {

@@ -12,7 +12,7 @@ use crate::amounts::count;
 use crate::cluster::Cluster;
 use crate::output::print_changed;
 use crate::progress::follow::follow;
-use crate::run::{Ended, Session};
+use crate::session::{Ended, Session};
 use crate::{jobs, problem};
 
 /// The flags of whether to make a job and to follow it.

@@ -5,36 +5,20 @@
 //! passed, and kept the one before in an annotation: see [`undo`].
 
 use anyhow::bail;
-use clap::Args;
 use kube::ResourceExt;
 use prepull_api::crd::job::ImagePrePullJob;
 use serde_json::{Value, json};
 
 use crate::cluster::Cluster;
 use crate::jobs;
-use crate::name::parse_own;
+use crate::name::OwnJob;
 use crate::output::print_changed;
-use crate::run::{Ended, Session};
+use crate::session::{Ended, Session};
 
 /// Annotation of a job that a plugin of a version before `spec.cancel` has ended: its activeDeadlineSeconds before, or nothing.
 const ENDED_BY_DEADLINE: &str = "prepull.kubeedge.io/deadline-before-cancel";
 
-/// The arguments of `cancel`.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-The job becomes a Failure with the reason Cancelled, within a second or two, and keeps its record. Nodes that wait never start,
-also those of a suspended job. That is for good: neither `retry` nor `resume` takes it up again; for that, create a new job. What
-nodes have downloaded of an unfinished image is kept for a day. `kubectl delete ippj JOB` deletes the record as well.
-
-Example:
-  kubectl prepull cancel spring-release")]
-pub(crate) struct CancelArgs {
-    /// The job.
-    #[arg(value_parser = parse_own)]
-    job: String,
-}
-
-pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &CancelArgs) -> anyhow::Result<Ended> {
+pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &OwnJob) -> anyhow::Result<Ended> {
     let job = cancel(cluster, &args.job).await?;
     print_changed(&job, "cancelled", session.global.output)?;
     Ok(Ended::Done)

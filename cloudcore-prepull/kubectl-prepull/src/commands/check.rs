@@ -11,13 +11,11 @@ use clap::Args;
 use jiff::Timestamp;
 
 use crate::checklist::{Mark, lines};
-use crate::cli::Output;
 use crate::cluster::Cluster;
 use crate::edges::SystemArgs;
-use crate::output::{print, print_object};
 use crate::problem::WrongUsage;
-use crate::run::{Ended, Session};
 use crate::screen::{Screen, Tone, wrap};
+use crate::session::{Ended, Output, Session};
 use judge::{Checked, judge};
 
 /// The arguments of `check`.
@@ -39,15 +37,11 @@ pub(crate) struct CheckArgs {
 }
 
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &CheckArgs) -> anyhow::Result<Ended> {
-    let output = session.global.output;
-    if output == Some(Output::Name) {
+    if session.global.output == Some(Output::Name) {
         bail!(WrongUsage("-o name: what is checked has no names; there are json and yaml".to_owned()));
     }
     let checked = judge(&facts::read(cluster, &args.system).await?, Timestamp::now());
-    match output.and_then(Output::format) {
-        Some(format) => print_object(&checked, format),
-        None => print(&render(&checked, session.screen)),
-    }?;
+    session.print(&checked, [], |_| render(&checked, session.screen))?;
     Ok(if checked.wrong == 0 { Ended::Done } else { Ended::Failed })
 }
 

@@ -4,7 +4,7 @@ use clap::{Args, CommandFactory};
 use clap_complete::Shell;
 
 use crate::cli::Cli;
-use crate::run::Ended;
+use crate::session::Ended;
 
 /// The arguments of `completion`.
 #[derive(Debug, Args)]

@@ -2,28 +2,20 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::Context;
 use clap::Args;
 use futures::TryStreamExt;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Event;
-use kube::api::{Api, ListParams};
 use prepull_api::crd::job::ImagePrePullJob;
-use serde::Serialize;
 
 use crate::amounts::ago;
-use crate::cli::Output;
 use crate::cluster::Cluster;
+use crate::events::{Row, read};
 use crate::name::JobName;
-use crate::output::{print, print_object};
-use crate::run::{Ended, Session};
-use crate::screen::{Screen, tame};
+use crate::screen::Screen;
+use crate::session::{Ended, Session};
 use crate::table::with_text;
 use crate::{jobs, kruise, problem};
-
-/// Where events about objects without a namespace are.
-const NAMESPACE: &str = "default";
-const PAGE: u32 = 500;
 
 /// The arguments of `events`.
 #[derive(Debug, Args)]
@@ -40,21 +32,6 @@ pub(crate) struct EventsArgs {
     job: JobName,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct Row {
-    time: Option<Timestamp>,
-    /// Name of the event, which ends in its time: times themselves are whole seconds.
-    #[serde(skip)]
-    name: String,
-    #[serde(rename = "type")]
-    kind: String,
-    reason: String,
-    object: String,
-    count: i32,
-    message: String,
-}
-
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &EventsArgs) -> anyhow::Result<Ended> {
     let (name, rows) = match &args.job {
         JobName::Own(name) => (name.clone(), of_job_and_nodes(cluster, name).await?),
@@ -63,18 +40,12 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &EventsArgs)
             (seen.name().to_string(), kruise::events(cluster, &seen).await?)
         }
     };
-    let output = session.global.output;
-    match output.and_then(Output::format) {
-        Some(format) => print_object(&rows, format)?,
-        None if rows.is_empty() => {
-            problem::note(&format!("there are no events of job {name} (any more)"));
-        }
-        None if output == Some(Output::Name) => {
-            let objects: BTreeSet<_> = rows.iter().map(|row| format!("{}\n", row.object)).collect();
-            print(&objects.into_iter().collect::<String>())?;
-        }
-        None => print(&render(&rows, session.screen, output == Some(Output::Wide), Timestamp::now()))?,
+    if rows.is_empty() && !session.is_for_programs() {
+        problem::note(&format!("there are no events of job {name} (any more)"));
+        return Ok(Ended::Done);
     }
+    let objects: BTreeSet<_> = rows.iter().map(|row| row.object.clone()).collect();
+    session.print(&rows, objects, |is_wide| render(&rows, session.screen, is_wide, Timestamp::now()))?;
     Ok(Ended::Done)
 }
 
@@ -100,50 +71,6 @@ async fn of_job_and_nodes(cluster: &Cluster, name: &str) -> anyhow::Result<Vec<R
 pub(crate) async fn of_job(cluster: &Cluster, job: &ImagePrePullJob) -> anyhow::Result<Vec<Row>> {
     let uid = job.metadata.uid.as_deref().unwrap_or_default();
     Ok(read(cluster, None, &format!("involvedObject.uid={uid}")).await?.iter().map(Row::of).collect())
-}
-
-/// The events with these fields, in the namespace of the object; none: it has none.
-pub(crate) async fn read(
-    cluster: &Cluster,
-    namespace: Option<&str>,
-    fields: &str,
-) -> anyhow::Result<Vec<Event>> {
-    let api = Api::<Event>::namespaced(cluster.client(), namespace.unwrap_or(NAMESPACE));
-    let mut asked = ListParams::default().fields(fields).limit(PAGE);
-    let mut events = Vec::new();
-    loop {
-        let page = api.list(&asked).await.context("the events cannot be read")?;
-        events.extend(page.items);
-        asked.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
-        if asked.continue_token.is_none() {
-            return Ok(events);
-        }
-    }
-}
-
-impl Row {
-    /// When it was seen last.
-    pub(crate) fn time(&self) -> Option<Timestamp> {
-        self.time
-    }
-
-    pub(crate) fn of(event: &Event) -> Self {
-        let text = |text: &Option<String>| text.as_deref().map(tame).unwrap_or_default();
-        let time = event.last_timestamp.as_ref().map(|time| time.0);
-        let seen = event.series.as_ref().and_then(|series| series.count).or(event.count).unwrap_or(1);
-        let object = &event.involved_object;
-        Self {
-            time: time
-                .or_else(|| event.event_time.as_ref().map(|time| time.0))
-                .or_else(|| event.metadata.creation_timestamp.as_ref().map(|time| time.0)),
-            name: text(&event.metadata.name),
-            kind: text(&event.type_),
-            reason: text(&event.reason),
-            object: format!("{}/{}", text(&object.kind).to_lowercase(), text(&object.name)),
-            count: seen,
-            message: text(&event.message),
-        }
-    }
 }
 
 fn render(rows: &[Row], screen: Screen, is_wide: bool, now: Timestamp) -> String {

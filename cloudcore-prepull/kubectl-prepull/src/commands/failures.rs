@@ -8,13 +8,12 @@ use prepull_api::failure::FailureCode;
 use serde::Serialize;
 
 use crate::amounts::ago;
-use crate::cli::Output;
 use crate::cluster::Cluster;
 use crate::name::JobName;
-use crate::output::{print, print_object};
 use crate::progress::tally::reason_of;
-use crate::run::{Ended, Session};
 use crate::screen::{Screen, tame};
+use crate::session::Output;
+use crate::session::{Ended, Session};
 use crate::table::with_text;
 use crate::{jobs, kruise, problem};
 
@@ -76,18 +75,13 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &FailuresArg
     }
     failures.sort_by(|one, other| (one.code, &one.node).cmp(&(other.code, &other.node)));
     let output = session.global.output;
-    match output.and_then(Output::format) {
-        Some(format) => print_object(&failures, format)?,
-        None if output == Some(Output::Name) => {
-            let names: Vec<_> = failures.iter().map(|failure| format!("node/{}\n", failure.node)).collect();
-            print(&names.concat())?;
-        }
-        None if failures.is_empty() => {
-            let such = if args.reason.is_some() { " for this reason" } else { "" };
-            problem::note(&format!("no node of job {name} has failed{such}"));
-        }
-        None => print(&render(&failures, session.screen, output == Some(Output::Wide), Timestamp::now()))?,
+    if failures.is_empty() && matches!(output, None | Some(Output::Wide)) {
+        let such = if args.reason.is_some() { " for this reason" } else { "" };
+        problem::note(&format!("no node of job {name} has failed{such}"));
+        return Ok(Ended::Done);
     }
+    let names = failures.iter().map(|failure| format!("node/{}", failure.node));
+    session.print(&failures, names, |wide| render(&failures, session.screen, wide, Timestamp::now()))?;
     Ok(Ended::Done)
 }
 

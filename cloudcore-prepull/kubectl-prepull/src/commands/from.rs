@@ -1,10 +1,12 @@
 //! `kubectl prepull from`.
 
 use std::io::Read;
+use std::pin::pin;
 use std::process::{ExitStatus, Stdio};
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
+use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::{Node, ServiceAccount};
 use kube::ResourceExt;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams};
@@ -12,14 +14,13 @@ use prepull_api::selector::Selector;
 use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 
-use super::run::{CourseArgs, nodes_of, object_form};
+use super::run::{nodes_of, object_form};
 use crate::amounts::{count, listed};
-use crate::cli::{GlobalArgs, Output};
 use crate::cluster::Cluster;
-use crate::order::{Order, edge_selector, job_name};
-use crate::output::{Format, print_object};
+use crate::order::{CourseArgs, Order, edge_selector, job_name};
+use crate::pages::pages;
 use crate::problem::{self, WrongUsage};
-use crate::run::{Ended, Session};
+use crate::session::{Ended, GlobalArgs, Session};
 use crate::start::{Wait, WaitArgs, start};
 use crate::workload::choice::{Choice, described};
 use crate::workload::{self, Workload, documents, each_once, workloads};
@@ -110,7 +111,7 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &FromArgs) -
     let order = order.with_course(&args.course, cluster.namespace());
     let job = order.job(nodes_of(&order, cluster).await?);
     if args.wait.dry_run {
-        print_object(&job, session.global.output.and_then(Output::format).unwrap_or(Format::Yaml))?;
+        session.print_document(&job)?;
         return Ok(Ended::Done);
     }
     let ended = start(session, cluster, &job, &args.wait).await?;
@@ -263,22 +264,20 @@ async fn by_taints(
     selector: &Selector,
 ) -> anyhow::Result<(Vec<String>, Vec<(String, String)>)> {
     let api = Api::<Node>::all(cluster.client());
-    let mut asked = ListParams::default().labels(&selector.to_string()).limit(NODES_OF_A_PAGE);
+    let asked = ListParams::default().labels(&selector.to_string()).limit(NODES_OF_A_PAGE);
+    let mut pages = pin!(pages(api, asked));
     let (mut kept, mut left_out) = (Vec::new(), Vec::new());
-    loop {
-        let page = api.list(&asked).await.context("the nodes cannot be listed, to look at their taints")?;
-        for node in page.items {
+    let failed = "the nodes cannot be listed, to look at their taints";
+    while let Some(nodes) = pages.try_next().await.context(failed)? {
+        for node in nodes {
             let taints = node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default();
             match choice.kept_away_by(&taints) {
                 Some(taint) => left_out.push((node.name_any(), described(taint))),
                 None => kept.push(node.name_any()),
             }
         }
-        asked.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
-        if asked.continue_token.is_none() {
-            return Ok((kept, left_out));
-        }
     }
+    Ok((kept, left_out))
 }
 
 /// Takes over the pull secrets of the workloads.

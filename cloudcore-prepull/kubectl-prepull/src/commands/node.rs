@@ -6,7 +6,7 @@ use prepull_admission::commands::node::{AllowArgs, RevokeArgs, allow, revoke};
 use super::tokens::{explain, installation};
 use crate::cluster::Cluster;
 use crate::edges::SystemArgs;
-use crate::run::Ended;
+use crate::session::Ended;
 
 /// The role that grants what these commands need.
 const ROLE: &str = "manifests/cloudcore-prepull/optional/node-admin.yaml has the role";

@@ -12,12 +12,12 @@ use prepull_api::edges::{EdgeQuery, MAX_NAMES};
 use prepull_api::selector::Selector;
 use prepull_api::task::NodeName;
 
-use crate::cli::Output;
 use crate::cluster::Cluster;
 use crate::edges::{SystemArgs, pages};
 use crate::output::{Format, print, print_object};
 use crate::problem::WrongUsage;
-use crate::run::{Ended, Session};
+use crate::session::Output;
+use crate::session::{Ended, Session};
 use table::Table;
 
 /// The arguments of `nodes`.
@@ -37,7 +37,7 @@ pub(crate) struct NodesArgs {
     #[arg(value_name = "NODE")]
     nodes: Vec<String>,
     /// Only edges whose Node has these labels, as for kubectl.
-    #[arg(short = 'l', long, value_name = "SELECTOR", value_parser = parse_selector)]
+    #[arg(short = 'l', long, value_name = "SELECTOR", value_parser = Selector::parse)]
     selector: Option<Selector>,
     /// Only edges that are connected.
     #[arg(long, conflicts_with = "away")]
@@ -50,10 +50,6 @@ pub(crate) struct NodesArgs {
     site_label: Option<String>,
     #[command(flatten)]
     system: SystemArgs,
-}
-
-fn parse_selector(text: &str) -> Result<Selector, String> {
-    Selector::parse(text).map_err(|error| error.to_string())
 }
 
 impl NodesArgs {

@@ -1,26 +1,16 @@
 //! `kubectl prepull resume`.
 
-use clap::Args;
 use prepull_api::crd::job::ImagePrePullJob;
 use serde_json::json;
 
 use super::cancel;
 use crate::cluster::Cluster;
 use crate::jobs;
-use crate::name::parse_own;
+use crate::name::OwnJob;
 use crate::output::print_changed;
-use crate::run::{Ended, Session};
+use crate::session::{Ended, Session};
 
-/// The arguments of `resume`.
-#[derive(Debug, Args)]
-#[command(after_help = "Example:\n  kubectl prepull resume spring-release")]
-pub(crate) struct ResumeArgs {
-    /// The job.
-    #[arg(value_parser = parse_own)]
-    job: String,
-}
-
-pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &ResumeArgs) -> anyhow::Result<Ended> {
+pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &OwnJob) -> anyhow::Result<Ended> {
     let job = jobs::get(cluster, &args.job).await?;
     cancel::refuse_cancelled(&job, "no node starts")?;
     if !job.spec.suspend {

@@ -1,7 +1,6 @@
 //! `kubectl prepull retry`.
 
 use anyhow::bail;
-use clap::Args;
 use kube::ResourceExt;
 use prepull_api::crd::job::ImagePrePullJob;
 use serde_json::{Value, json};
@@ -9,26 +8,11 @@ use serde_json::{Value, json};
 use super::cancel;
 use crate::cluster::Cluster;
 use crate::jobs;
-use crate::name::parse_own;
+use crate::name::OwnJob;
 use crate::output::print_changed;
-use crate::run::{Ended, Session};
+use crate::session::{Ended, Session};
 
-/// The arguments of `retry`.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-The nodes that failed, are unknown or never started are tried again; what is on a node already is not pulled again. A job
-whose spec was refused is corrected instead (`kubectl edit ippj JOB`): it is looked at again after each edit. Images that were
-removed since are found by `verify`.
-
-Example:
-  kubectl prepull retry spring-release && kubectl prepull status spring-release --watch")]
-pub(crate) struct RetryArgs {
-    /// The job.
-    #[arg(value_parser = parse_own)]
-    job: String,
-}
-
-pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &RetryArgs) -> anyhow::Result<Ended> {
+pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &OwnJob) -> anyhow::Result<Ended> {
     let job = retry(cluster, &args.job).await?;
     print_changed(&job, &format!("is tried again, round {}", job.spec.retry), session.global.output)?;
     Ok(Ended::Done)

@@ -1,7 +1,5 @@
 //! `kubectl prepull run`.
 
-use std::time::Duration;
-
 use anyhow::{Context, anyhow};
 use clap::Args;
 use k8s_openapi::api::core::v1::Node;
@@ -12,9 +10,8 @@ use prepull_api::image::Reference;
 use prepull_api::selector::Selector;
 
 use crate::cluster::Cluster;
-use crate::order::{Concurrency, Order, RegistryLogin, SecretName, edge_selector, job_name};
-use crate::output::{Format, print_object};
-use crate::run::{Ended, Session};
+use crate::order::{CourseArgs, Order, edge_selector, job_name};
+use crate::session::{Ended, Session};
 use crate::start::{WaitArgs, start};
 
 /// The arguments of `run`.
@@ -52,35 +49,6 @@ pub(crate) struct RunArgs {
     wait: WaitArgs,
 }
 
-/// The flags that say how a job goes, of `run` and of `from`.
-#[derive(Debug, Args)]
-pub(crate) struct CourseArgs {
-    /// Secret for images that find none otherwise: NAMESPACE/NAME, or a name in --namespace. Its owner has to allow it.
-    #[arg(long, value_name = "NS/NAME")]
-    pub(crate) secret: Option<SecretName>,
-    /// Secret of a registry; may be repeated.
-    #[arg(long, value_name = "REG=NS/NAME")]
-    pub(crate) registry_secret: Vec<RegistryLogin>,
-    /// Nodes that pull at the same time, as a number or as a percentage of the nodes that there are now.
-    #[arg(long, value_name = "N|N%", default_value = "1")]
-    pub(crate) concurrency: Concurrency,
-    /// How many nodes may have started by the end of each wave [default: all in one].
-    #[arg(long, value_name = "N|N%,…", value_delimiter = ',')]
-    pub(crate) wave: Vec<String>,
-    /// Bytes a second on each node, such as 2Mi [default: no cap].
-    #[arg(long, value_name = "RATE")]
-    pub(crate) rate: Option<String>,
-    /// How long each node may take [default: 5m].
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
-    pub(crate) node_timeout: Option<Duration>,
-    /// Further tries of each image, after errors that may pass.
-    #[arg(long, value_name = "TIMES", default_value_t = 3)]
-    pub(crate) retries: u32,
-    /// The part of the nodes that may fail, from 0 to 1 [default: 0.1].
-    #[arg(long, value_name = "PART")]
-    pub(crate) tolerate: Option<String>,
-}
-
 fn parse_image(text: &str) -> Result<String, String> {
     Reference::parse(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
 }
@@ -89,10 +57,7 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &RunArgs) ->
     let order = order(args, cluster.namespace())?;
     let job = order.job(nodes_of(&order, cluster).await?);
     if args.wait.dry_run {
-        print_object(
-            &job,
-            session.global.output.and_then(crate::cli::Output::format).unwrap_or(Format::Yaml),
-        )?;
+        session.print_document(&job)?;
         return Ok(Ended::Done);
     }
     start(session, cluster, &job, &args.wait).await
@@ -100,9 +65,7 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &RunArgs) ->
 
 fn order(args: &RunArgs, namespace: &str) -> anyhow::Result<Order> {
     let selector = match &args.selector {
-        Some(selector) => LabelSelector::try_from(selector).map_err(|error| {
-            anyhow!(crate::problem::WrongUsage(format!("--selector {selector}: {error}")))
-        })?,
+        Some(selector) => object_form(selector)?,
         None => edge_selector(),
     };
     // There is one: clap demands it.

@@ -5,16 +5,14 @@ use std::time::Duration;
 use clap::Args;
 use jiff::Timestamp;
 
-use crate::cli::Output;
 use crate::cluster::Cluster;
 use crate::kruise;
 use crate::name::JobName;
-use crate::output::{print, print_object};
 use crate::progress::follow::{follow, follow_kruise};
 use crate::progress::look::look;
 use crate::progress::render::render;
 use crate::progress::view::View;
-use crate::run::{Ended, Session};
+use crate::session::{Ended, Session};
 
 /// The arguments of `status`.
 #[derive(Debug, Args)]
@@ -52,11 +50,6 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &StatusArgs)
         }
         JobName::Kruise(name) => kruise::look(cluster, name).await?.view(Timestamp::now()),
     };
-    let output = session.global.output;
-    match output.and_then(Output::format) {
-        Some(format) => print_object(&view, format),
-        None if output == Some(Output::Name) => print(&format!("{}\n", view.full_name())),
-        None => print(&render(&view, session.screen, output == Some(Output::Wide))),
-    }?;
+    session.print(&view, [view.full_name()], |is_wide| render(&view, session.screen, is_wide))?;
     Ok(Ended::Done)
 }

@@ -1,26 +1,16 @@
 //! `kubectl prepull suspend`.
 
 use anyhow::bail;
-use clap::Args;
 use prepull_api::crd::job::ImagePrePullJob;
 use serde_json::{Value, json};
 
 use crate::cluster::Cluster;
 use crate::jobs;
-use crate::name::parse_own;
+use crate::name::OwnJob;
 use crate::output::print_changed;
-use crate::run::{Ended, Session};
+use crate::session::{Ended, Session};
 
-/// The arguments of `suspend`.
-#[derive(Debug, Args)]
-#[command(after_help = "Example:\n  kubectl prepull suspend spring-release")]
-pub(crate) struct SuspendArgs {
-    /// The job.
-    #[arg(value_parser = parse_own)]
-    job: String,
-}
-
-pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &SuspendArgs) -> anyhow::Result<Ended> {
+pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &OwnJob) -> anyhow::Result<Ended> {
     let job = suspend(cluster, &args.job).await?;
     print_changed(&job, "suspended", session.global.output)?;
     Ok(Ended::Done)

@@ -10,12 +10,12 @@ use prepull_admission::commands::token::{
 use prepull_admission::tokens::{ListedToken, Scope};
 use serde::Serialize;
 
-use crate::cli::Output;
 use crate::cluster::Cluster;
 use crate::edges::SystemArgs;
-use crate::output::{print, print_object};
+use crate::output::print_object;
 use crate::problem::{self, MissingRight};
-use crate::run::{Ended, Session};
+use crate::session::Output;
+use crate::session::{Ended, Session};
 
 /// The arguments of `tokens`.
 #[derive(Debug, Args)]
@@ -149,17 +149,9 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: TokensArgs) 
         }
         TokensCommand::List { system } => {
             let listed = token::list(&installation(cluster, &system)).await.map_err(readers)?;
-            match output.and_then(Output::format) {
-                Some(format) => {
-                    let listed: Vec<_> = listed.into_iter().map(Listed::from).collect();
-                    print_object(&listed, format)?;
-                }
-                None if output == Some(Output::Name) => {
-                    let ids: Vec<_> = listed.iter().map(|token| format!("{}\n", token.id)).collect();
-                    print(&ids.concat())?;
-                }
-                None => print(&render_table(&listed))?,
-            }
+            let ids = listed.iter().map(|token| token.id.clone());
+            let objects: Vec<_> = listed.iter().cloned().map(Listed::from).collect();
+            session.print(&objects, ids, |_| render_table(&listed))?;
         }
         TokensCommand::Revoke { args, system } => {
             revoke(args, &installation(cluster, &system), &mut out).await.map_err(readers)?;

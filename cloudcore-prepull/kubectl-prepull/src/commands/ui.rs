@@ -16,7 +16,7 @@ use crate::cluster::Cluster;
 use crate::edges::{self, SystemArgs};
 use crate::output::print;
 use crate::problem;
-use crate::run::{Ended, Session};
+use crate::session::{Ended, Session};
 use crate::ui::guard::Guard;
 use crate::ui::server::{Page, router};
 use crate::ui::watching::Watching;

@@ -13,12 +13,10 @@ use serde_json::json;
 
 use super::cancel;
 use crate::amounts::duration;
-use crate::cli::Output;
 use crate::cluster::Cluster;
-use crate::name::parse_own;
-use crate::output::{print, print_object};
-use crate::run::{Ended, Session};
+use crate::name::OwnJob;
 use crate::screen::{Screen, tame};
+use crate::session::{Ended, Session};
 use crate::table::with_text;
 use crate::{jobs, problem};
 
@@ -41,9 +39,8 @@ Examples:
 
 Exit status: 0 if no image is missing, 1 if one is, 3 after --timeout.")]
 pub(crate) struct VerifyArgs {
-    /// The job.
-    #[arg(value_parser = parse_own)]
-    job: String,
+    #[command(flatten)]
+    own: OwnJob,
     /// Wait for the answers for at most this time.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "3m")]
     timeout: Duration,
@@ -72,26 +69,22 @@ struct FoundNode {
 }
 
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &VerifyArgs) -> anyhow::Result<Ended> {
-    let job = jobs::get(cluster, &args.job).await?;
+    let job = jobs::get(cluster, &args.own.job).await?;
     let number = next_number(&job)?;
-    jobs::patch(cluster, &args.job, &json!({"spec": {"recheck": number}})).await?;
-    let Some(job) = wait(cluster, &args.job, number, args.timeout).await? else {
+    jobs::patch(cluster, &args.own.job, &json!({"spec": {"recheck": number}})).await?;
+    let Some(job) = wait(cluster, &args.own.job, number, args.timeout).await? else {
         let limit = duration(args.timeout.as_secs());
         let goes_on = "the re-check goes on, and `kubectl prepull status` tells how it ends";
-        problem::note(&format!("after {limit} not every node of job {} has answered: {goes_on}", args.job));
+        problem::note(&format!(
+            "after {limit} not every node of job {} has answered: {goes_on}",
+            args.own.job
+        ));
         return Ok(Ended::TimedOut);
     };
     let found = read(cluster, &job).await?;
-    let output = session.global.output;
-    match output.and_then(Output::format) {
-        Some(format) => print_object(&found, format),
-        None if output == Some(Output::Name) => {
-            let missing = found.nodes.iter().filter(|node| node.is_missing);
-            let names: Vec<_> = missing.map(|node| format!("node/{}\n", node.node)).collect();
-            print(&names.concat())
-        }
-        None => print(&render(&found, session.screen)),
-    }?;
+    let missing = found.nodes.iter().filter(|node| node.is_missing);
+    let names = missing.map(|node| format!("node/{}", node.node));
+    session.print(&found, names, |_| render(&found, session.screen))?;
     Ok(if found.missing > 0 { Ended::Failed } else { Ended::Done })
 }
 

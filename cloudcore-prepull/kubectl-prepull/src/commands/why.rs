@@ -9,13 +9,11 @@ use clap::Args;
 use jiff::Timestamp;
 
 use crate::checklist::lines;
-use crate::cli::Output;
 use crate::cluster::Cluster;
 use crate::edges::SystemArgs;
 use crate::name::JobName;
-use crate::output::{print, print_object};
-use crate::run::{Ended, Session};
 use crate::screen::{Screen, Tone, wrap};
+use crate::session::{Ended, Session};
 use judge::{Why, judge};
 
 /// The arguments of `why`.
@@ -41,12 +39,7 @@ pub(crate) struct WhyArgs {
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &WhyArgs) -> anyhow::Result<Ended> {
     let facts = facts::read(cluster, &args.system, &args.node, args.job.as_ref()).await?;
     let why = judge(&facts, Timestamp::now());
-    let output = session.global.output;
-    match output.and_then(Output::format) {
-        Some(format) => print_object(&why, format),
-        None if output == Some(Output::Name) => print(&format!("node/{}\n", why.node)),
-        None => print(&render(&why, session.screen)),
-    }?;
+    session.print(&why, [format!("node/{}", why.node)], |_| render(&why, session.screen))?;
     Ok(Ended::Done)
 }
 

@@ -5,7 +5,7 @@ use kube::{Resource, ResourceExt};
 
 use super::{Seen, records};
 use crate::cluster::Cluster;
-use crate::commands::events::{Row, read};
+use crate::events::{Row, read};
 
 /// The events, in no order.
 pub(crate) async fn events(cluster: &Cluster, seen: &Seen) -> anyhow::Result<Vec<Row>> {

@@ -26,7 +26,7 @@ use crate::kruise;
 use crate::listing::{Change, Listing};
 use crate::name::KruiseName;
 use crate::problem;
-use crate::run::{Ended, Session};
+use crate::session::{Ended, Session};
 
 /// How often what has changed is shown on a terminal, where bars move.
 const FRAME: Duration = Duration::from_millis(200);

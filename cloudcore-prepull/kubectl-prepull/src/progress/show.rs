@@ -5,11 +5,11 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use super::lines::Lines;
 use super::render::render;
 use super::view::View;
-use crate::cli::Output;
 use crate::output::{Format, print, print_object};
 use crate::problem;
-use crate::run::Session;
 use crate::screen::Screen;
+use crate::session::Output;
+use crate::session::Session;
 
 pub(crate) struct Show {
     way: Way,

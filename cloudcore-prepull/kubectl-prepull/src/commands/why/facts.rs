@@ -1,5 +1,7 @@
 //! What is known of a node: its Node, its edge, and its record in jobs.
 
+use std::pin::pin;
+
 use futures::TryStreamExt;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -13,6 +15,7 @@ use crate::cluster::Cluster;
 use crate::edges::{SystemArgs, one};
 use crate::kruise::OfNode;
 use crate::name::JobName;
+use crate::pages::pages;
 use crate::{jobs, kruise, problem};
 
 /// Jobs of one page: each has at most 320 KiB in its status.
@@ -74,20 +77,15 @@ pub(super) async fn read(
 /// The jobs that run, and the last one of the others that has a record of the node.
 async fn of_jobs(cluster: &Cluster, node: &str) -> anyhow::Result<Vec<OfJob>> {
     let (mut found, mut over) = (Vec::new(), Vec::new());
-    let mut asked = ListParams::default().limit(JOBS_OF_A_PAGE);
-    loop {
-        let page = jobs::api(cluster).list(&asked).await?;
-        for job in page.items {
+    let mut pages = pin!(pages(jobs::api(cluster), ListParams::default().limit(JOBS_OF_A_PAGE)));
+    while let Some(jobs) = pages.try_next().await? {
+        for job in jobs {
             if jobs::is_over(&job) {
                 let ended = job.status.as_ref().and_then(|status| status.completion_time.as_ref());
                 over.push((ended.map_or(Timestamp::MIN, |time| time.0), job.name_any()));
             } else {
                 found.push(of_job(cluster, job, node).await?);
             }
-        }
-        asked.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
-        if asked.continue_token.is_none() {
-            break;
         }
     }
     over.sort_unstable();
@@ -110,7 +108,7 @@ async fn of_job(cluster: &Cluster, mut job: ImagePrePullJob, node: &str) -> anyh
         .map_or((Vec::new(), 0), |status| (std::mem::take(&mut status.node_status), status.summary.desired));
     let mut record = listed.into_iter().find(is_it);
     if record.is_none() && all as usize > MAX_NODES_IN_STATUS {
-        let mut pages = std::pin::pin!(jobs::reports(cluster, &job));
+        let mut pages = pin!(jobs::reports(cluster, &job));
         while let Some(reports) = pages.try_next().await? {
             record = reports.into_iter().flat_map(|report| report.body.node_status).find(is_it);
             if record.is_some() {

@@ -1,0 +1,100 @@
+//! What every command gets, and how it ends.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use crate::output::{Format, print, print_object};
+use crate::screen::Screen;
+
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct GlobalArgs {
+    /// Namespace of what the command names, where that has one [default: that of the context].
+    #[arg(short, long, global = true, value_name = "NAME")]
+    pub(crate) namespace: Option<String>,
+    /// Context of the kubeconfig [default: the current one].
+    #[arg(long, global = true, value_name = "NAME")]
+    pub(crate) context: Option<String>,
+    /// Kubeconfig file [default: $KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod].
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// What is printed [default: text for people].
+    #[arg(short, long, global = true, value_enum, value_name = "FORMAT")]
+    pub(crate) output: Option<Output>,
+    /// No colours. There are none either where the output is no terminal or `NO_COLOR` is set.
+    #[arg(long, global = true)]
+    pub(crate) no_color: bool,
+}
+
+/// What is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Output {
+    /// JSON for programs
+    Json,
+    /// YAML for programs
+    Yaml,
+    /// Only names, as kubectl takes them
+    Name,
+    /// Text for people, with more columns
+    Wide,
+}
+
+/// What every command gets.
+pub(crate) struct Session {
+    pub(crate) global: GlobalArgs,
+    /// The terminal, or what else the output goes to.
+    pub(crate) screen: Screen,
+}
+
+impl Session {
+    /// Prints what `-o` asks for: the object, the names of what it is about, or a text, with more columns if it is wide.
+    pub(crate) fn print(
+        &self,
+        object: &impl Serialize,
+        names: impl IntoIterator<Item = String>,
+        text: impl FnOnce(bool) -> String,
+    ) -> anyhow::Result<()> {
+        let output = self.global.output;
+        match output.and_then(Output::format) {
+            Some(format) => print_object(object, format),
+            None if output == Some(Output::Name) => {
+                print(&names.into_iter().map(|name| format!("{name}\n")).collect::<String>())
+            }
+            None => print(&text(output == Some(Output::Wide))),
+        }
+    }
+
+    /// Whether `-o` asks for an object.
+    pub(crate) fn is_for_programs(&self) -> bool {
+        self.global.output.and_then(Output::format).is_some()
+    }
+
+    /// Prints an object that has no other text, as YAML unless `-o` says JSON.
+    pub(crate) fn print_document(&self, object: &impl Serialize) -> anyhow::Result<()> {
+        print_object(object, self.global.output.and_then(Output::format).unwrap_or(Format::Yaml))
+    }
+}
+
+/// How a command ended that could do its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    Done,
+    /// What it was about has failed, such as the job that it followed.
+    Failed,
+    TimedOut,
+    /// The person has pressed Ctrl-C.
+    Interrupted,
+}
+
+impl Ended {
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::Failed => 1,
+            Self::TimedOut => 3,
+            // 128 and the number of SIGINT, as shells have it.
+            Self::Interrupted => 130,
+        }
+    }
+}
