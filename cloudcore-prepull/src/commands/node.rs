@@ -3,8 +3,7 @@
 use std::io::Write;
 
 use clap::Subcommand;
-use prepull_admission::commands::node::{AllowArgs, RevokeArgs, allow, list, revoke};
-use prepull_admission::commands::token::Installation;
+use prepull_admission::commands::node::{AllowArgs, Installation, RevokeArgs, allow, list, revoke};
 
 use super::token::TOKENS;
 
@@ -33,7 +32,6 @@ pub(crate) enum NodeCommand {
     Allow(AllowArgs),
 }
 
-/// Runs the command in `namespace`, and writes its output to `out`.
 pub(crate) async fn run(
     command: NodeCommand,
     client: kube::Client,

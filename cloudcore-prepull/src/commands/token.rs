@@ -3,9 +3,8 @@
 use std::io::Write;
 
 use clap::Subcommand;
-use prepull_admission::commands::token::{
-    CreateArgs, Installation, RevokeArgs, create, list, render_table, revoke,
-};
+use prepull_admission::commands::node::Installation;
+use prepull_admission::commands::token::{CreateArgs, RevokeArgs, create, list, render_table, revoke};
 
 use crate::edges::pki::store::CaStore;
 

@@ -12,9 +12,19 @@ use kube::api::ListParams;
 use prepull_api::task::NodeName;
 use prepull_program::table::align;
 
-use super::token::Installation;
 use crate::records::Records;
 use crate::records::record::{Change, NodeRecord};
+
+/// The installation that a command is about.
+#[derive(Clone)]
+pub struct Installation {
+    /// The cluster, with the rights of whoever gives the command.
+    pub client: kube::Client,
+    /// The namespace of cloudcore-prepull.
+    pub namespace: String,
+    /// How the commands about tokens begin, for what is said of them.
+    pub tokens: &'static str,
+}
 
 /// The arguments of `revoke`.
 #[derive(Debug, Args)]
@@ -83,7 +93,7 @@ fn records(at: &Installation) -> Records {
     Records::in_cluster(at.client.clone(), &at.namespace)
 }
 
-async fn exists(client: kube::Client, node: &NodeName) -> anyhow::Result<bool> {
+pub(super) async fn exists(client: kube::Client, node: &NodeName) -> anyhow::Result<bool> {
     let named = ListParams::default().fields(&format!("metadata.name={node}")).limit(1);
     let nodes = Api::<Node>::all(client).list_metadata(&named).await.context("look for the Node")?;
     Ok(!nodes.items.is_empty())

@@ -6,9 +6,6 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, ensure};
 use clap::Args;
-use k8s_openapi::api::core::v1::Node;
-use kube::Api;
-use kube::api::ListParams;
 use prepull_api::enroll::{JoinToken, TOKEN_ID_LEN};
 use prepull_api::task::NodeName;
 use prepull_program::errors::with_causes;
@@ -16,24 +13,13 @@ use prepull_program::table::align;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 
-use super::node::parse_node;
+use super::node::{Installation, exists, parse_node};
 use crate::ca::{self, CA_CONFIG_MAP, Fingerprint};
 use crate::records::Records;
 use crate::tokens::{ListedToken, Scope, Tokens};
 
 /// The longest lifetime of a token. A longer-lived one would be a forgotten key to the fleet.
 const MAX_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
-
-/// The installation that a command is about.
-#[derive(Clone)]
-pub struct Installation {
-    /// The cluster, with the rights of whoever gives the command.
-    pub client: kube::Client,
-    /// The namespace of cloudcore-prepull.
-    pub namespace: String,
-    /// How the commands about tokens begin, for what is said of them.
-    pub tokens: &'static str,
-}
 
 /// The arguments of `create`.
 #[derive(Debug, Args)]
@@ -98,7 +84,8 @@ pub async fn create(
         },
     };
     let is_missing = match &node {
-        Some(node) => is_missing(client.clone(), node).await,
+        // Who may not list nodes is not warned.
+        Some(node) => matches!(exists(client.clone(), node).await, Ok(false)),
         None => false,
     };
     let revocation = match &node {
@@ -164,13 +151,6 @@ async fn find_revocation(
             None
         }
     }
-}
-
-/// Whether the cluster has no Node of this name. Who may not list nodes is not warned.
-async fn is_missing(client: kube::Client, node: &NodeName) -> bool {
-    let named = ListParams::default().fields(&format!("metadata.name={node}")).limit(1);
-    let nodes = Api::<Node>::all(client).list_metadata(&named).await;
-    nodes.is_ok_and(|nodes| nodes.items.is_empty())
 }
 
 /// The line that installs the agent on a node. The token stands in the environment, because every user of the node can

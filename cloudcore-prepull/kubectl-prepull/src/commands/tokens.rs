@@ -4,9 +4,8 @@ use std::io::Write;
 
 use anyhow::{anyhow, bail};
 use clap::{Args, Subcommand};
-use prepull_admission::commands::token::{
-    self, CreateArgs, Installation, RevokeArgs, create, render_table, revoke,
-};
+use prepull_admission::commands::node::Installation;
+use prepull_admission::commands::token::{self, CreateArgs, RevokeArgs, create, render_table, revoke};
 use prepull_admission::tokens::{ListedToken, Scope};
 use serde::Serialize;
 
@@ -91,7 +90,6 @@ impl From<ListedToken> for Listed {
     }
 }
 
-/// A token that has just been created, as programs get it.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Created {
