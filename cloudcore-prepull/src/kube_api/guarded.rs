@@ -1,7 +1,5 @@
 //! Objects of a list or a watch, of which one that cannot be read stops none of the others.
 
-use std::borrow::Cow;
-
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Resource, ResourceExt};
 use prepull_api::task::JobUid;
@@ -9,6 +7,19 @@ use prepull_engine::shared::objects::{ObjectId, Unreadable};
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
+
+/// The names of the kind that an object of another type is read from.
+macro_rules! names_of {
+    ($kind:ty) => {
+        names_of!($kind, kind, group, version, plural);
+    };
+    ($kind:ty, $($name:ident),*) => {
+        $(fn $name((): &()) -> std::borrow::Cow<'_, str> {
+            <$kind as kube::Resource>::$name(&())
+        })*
+    };
+}
+pub(super) use names_of;
 
 /// An object as the engines take it: without annotations and managed fields, which may be larger than all the rest
 /// and say nothing to them. One that cannot be parsed is passed on as unreadable.
@@ -54,21 +65,7 @@ impl<K: Resource<DynamicType = ()>> Resource for Guarded<K> {
     type DynamicType = ();
     type Scope = K::Scope;
 
-    fn kind((): &()) -> Cow<'_, str> {
-        K::kind(&())
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        K::group(&())
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        K::version(&())
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        K::plural(&())
-    }
+    names_of!(K);
 
     fn meta(&self) -> &ObjectMeta {
         match &self.0 {

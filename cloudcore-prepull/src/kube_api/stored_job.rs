@@ -1,7 +1,5 @@
 //! ImagePrePullJobs as they come from the API server, whether or not they can be read.
 
-use std::borrow::Cow;
-
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
@@ -11,6 +9,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
+use crate::kube_api::guarded::names_of;
 use crate::kube_api::kubeedge;
 
 /// A job, so that one with a field of the wrong type stops neither a list nor a watch. What can be read of such a job, its
@@ -51,21 +50,7 @@ impl Resource for StoredJob {
     type DynamicType = ();
     type Scope = <ImagePrePullJob as Resource>::Scope;
 
-    fn kind((): &()) -> Cow<'_, str> {
-        ImagePrePullJob::kind(&())
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        ImagePrePullJob::group(&())
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        ImagePrePullJob::version(&())
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        ImagePrePullJob::plural(&())
-    }
+    names_of!(ImagePrePullJob);
 
     fn meta(&self) -> &ObjectMeta {
         &rest_of(&self.job).metadata
