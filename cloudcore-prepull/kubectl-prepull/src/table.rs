@@ -5,7 +5,7 @@ use prepull_program::table::align;
 use crate::screen::wrap;
 
 /// Spaces between columns, as kubectl has them.
-const GAP: usize = 3;
+pub(crate) const GAP: usize = 3;
 /// A last column narrower than this is put below its row.
 const NARROWEST_TEXT: usize = 28;
 

@@ -94,11 +94,9 @@ pub(crate) async fn run(session: &Session, cluster: Cluster, args: &UiArgs) -> a
 
 async fn open(url: &str) {
     for opener in OPENERS {
-        let quiet = || (Stdio::null(), Stdio::null());
-        let (output, errors) = quiet();
-        let opened =
-            Command::new(opener).arg(url).stdin(Stdio::null()).stdout(output).stderr(errors).status().await;
-        if opened.is_ok_and(|status| status.success()) {
+        let mut command = Command::new(opener);
+        command.arg(url).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        if command.status().await.is_ok_and(|status| status.success()) {
             return;
         }
     }

@@ -8,9 +8,8 @@ use prepull_program::table::align;
 
 use crate::amounts::{bytes, duration, part_of, seconds_between};
 use crate::screen::{Screen, Tone, tame, wrap};
+use crate::table::GAP;
 
-/// Spaces between columns, as kubectl has them.
-const GAP: usize = 3;
 /// The columns, and which are left out first where there is no room: those with the greatest number.
 const COLUMNS: [(&str, u8); 12] = [
     ("NAME", 0),
