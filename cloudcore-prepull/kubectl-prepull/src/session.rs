@@ -59,7 +59,7 @@ impl Session {
         match output.and_then(Output::format) {
             Some(format) => print_object(object, format),
             None if output == Some(Output::Name) => {
-                print(&names.into_iter().map(|name| format!("{name}\n")).collect::<String>())
+                print(&names.into_iter().flat_map(|name| [name, "\n".to_owned()]).collect::<String>())
             }
             None => print(&text(output == Some(Output::Wide))),
         }
