@@ -29,7 +29,6 @@ pub mod edges {
     pub use metrics::EdgeMetrics;
 }
 
-/// Everything that talks to the Kubernetes API.
 mod kube_api {
     pub(crate) mod cluster;
     mod connection;

@@ -3,7 +3,6 @@
 use indicatif::HumanBytes;
 use jiff::Timestamp;
 
-/// Bytes with their unit, as `edgecore-prepull pull` writes them.
 pub(crate) fn bytes(bytes: u64) -> String {
     HumanBytes(bytes).to_string()
 }
@@ -34,7 +33,6 @@ pub(crate) fn seconds_between(from: Timestamp, to: Timestamp) -> u64 {
     u64::try_from(to.duration_since(from).as_secs()).unwrap_or(0)
 }
 
-/// How long ago something was, where that is known.
 pub(crate) fn ago(time: Option<Timestamp>, now: Timestamp) -> String {
     time.map_or_else(|| "-".to_owned(), |time| duration(seconds_between(time, now)))
 }

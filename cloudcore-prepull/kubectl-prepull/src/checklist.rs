@@ -26,12 +26,10 @@ impl Point {
         Self { mark: Mark::Good, text: text.into(), remedy: None }
     }
 
-    /// A point that is wrong, and what to do about it.
     pub(crate) fn bad(text: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { mark: Mark::Bad, text: text.into(), remedy: Some(remedy.into()) }
     }
 
-    /// A point that is not known, or for a person to judge.
     pub(crate) fn open(text: impl Into<String>) -> Self {
         Self { mark: Mark::Open, text: text.into(), remedy: None }
     }

@@ -15,7 +15,6 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// 290 s.
 const READ_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// A connection to the cluster, with the rights of the kubeconfig.
 pub(crate) struct Cluster {
     client: Client,
     once: Client,

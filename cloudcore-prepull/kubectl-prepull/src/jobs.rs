@@ -71,14 +71,12 @@ pub(crate) fn is_over(job: &ImagePrePullJob) -> bool {
     is_seen && has_ended && !status.conditions.iter().any(goes_on)
 }
 
-/// Whether the answer is that there is no such object.
 fn is_missing(error: &anyhow::Error) -> bool {
     let named = |details: &kube::core::response::StatusDetails| !details.name.is_empty();
     problem::answer(error)
         .is_some_and(|answer| answer.code == 404 && answer.details.as_ref().is_some_and(named))
 }
 
-/// What to say of a job that does not exist.
 async fn missing(cluster: &Cluster, name: &str) -> String {
     let namespace = cluster.namespace();
     let kruise = |kind: KruiseKind| {

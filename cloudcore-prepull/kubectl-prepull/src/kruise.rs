@@ -62,7 +62,6 @@ pub(crate) fn api(cluster: &Cluster, namespace: Option<&str>) -> Api<ImagePullJo
     }
 }
 
-/// Reads a job and what its nodes say.
 pub(crate) async fn look(cluster: &Cluster, name: &KruiseName) -> anyhow::Result<Seen> {
     look_again(cluster, name).await?.ok_or_else(|| missing(cluster, name))
 }
@@ -159,7 +158,6 @@ async fn read_records(cluster: &Cluster, jobs: &mut [(ImagePullJob, Vec<NodeStat
 }
 
 impl Seen {
-    /// The job as people follow it.
     pub(crate) fn view(&self, now: Timestamp) -> View {
         let tally = |records: &[NodeStatus]| Tally::of_nodes(records);
         match (&self.list, &self.jobs[..]) {

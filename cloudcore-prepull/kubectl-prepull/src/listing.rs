@@ -12,9 +12,7 @@ pub(crate) struct Listing<K>(HashSet<K>);
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Change<T, K: Eq + Hash> {
-    /// This object is there, or has changed.
     Put(T),
-    /// This object was deleted.
     Remove(T),
     /// The list is complete: whatever else is known was deleted while nobody listened.
     Retain(HashSet<K>),

@@ -8,20 +8,17 @@ use prepull_api::crd::kruise;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum JobName {
-    /// An ImagePrePullJob.
     Own(String),
     /// A job of OpenKruise's API, in the namespace of the command.
     Kruise(KruiseName),
 }
 
-/// A job of OpenKruise's API.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KruiseName {
     pub(crate) kind: KruiseKind,
     pub(crate) name: String,
 }
 
-/// The kinds of jobs of OpenKruise's API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KruiseKind {
     Pull,

@@ -42,11 +42,8 @@ pub(crate) struct Order {
     pub(crate) waves: Vec<String>,
     /// Bytes a second on each node.
     pub(crate) rate: Option<String>,
-    /// How long each node may take.
     pub(crate) node_seconds: Option<i64>,
-    /// Further tries of each image.
     pub(crate) retries: i64,
-    /// The part of the nodes that may fail.
     pub(crate) tolerate: Option<String>,
 }
 

@@ -12,7 +12,6 @@ use crate::problem;
 use crate::screen::Screen;
 use crate::session::{Ended, Session};
 
-/// The exit status of an error.
 const FAILED: u8 = 1;
 /// The exit status of a wrong usage, which is also clap's.
 const WRONG_USAGE: u8 = 2;

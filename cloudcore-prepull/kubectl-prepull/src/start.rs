@@ -29,7 +29,6 @@ pub(crate) struct WaitArgs {
     pub(crate) wait: Wait,
 }
 
-/// For how long a job is followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
     No,

@@ -43,7 +43,6 @@ pub(crate) fn documents(text: &str) -> anyhow::Result<Vec<Value>> {
     Ok(objects)
 }
 
-/// Collects an object, or the items of a List.
 fn flatten(mut value: Value, objects: &mut Vec<Value>) {
     let is_list = value["kind"].as_str().is_some_and(|kind| kind.ends_with("List"));
     match value.get_mut("items").map(Value::take) {

@@ -37,7 +37,6 @@ pub(crate) enum CaCommand {
     },
 }
 
-/// Runs the command in `namespace`, and writes its output to `out`.
 pub(crate) async fn run(
     command: CaCommand,
     client: kube::Client,

@@ -59,7 +59,6 @@ pub(super) struct Limits {
     pub(super) deadline: Duration,
 }
 
-/// Why a connection did not get in.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Turned {
     #[error("no ClientHello within {0:?}")]

@@ -126,7 +126,6 @@ impl Endpoint {
         }
     }
 
-    /// Performs the TLS handshake, and answers one request.
     async fn answer_request(
         &self,
         arrived: Arrived,

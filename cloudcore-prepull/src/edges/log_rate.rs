@@ -13,7 +13,6 @@ const NODE_LINES: (f64, f64) = (1.0, 200.0);
 /// The most nodes that are logged about at a time: as many as there are sessions.
 const MAX_NODES: usize = 20_000;
 
-/// Says which lines are logged.
 #[derive(Debug)]
 pub(super) struct LogRate(Mutex<TokenBucket<std::time::Instant>>);
 
@@ -25,14 +24,12 @@ impl Default for LogRate {
 }
 
 impl LogRate {
-    /// Whether one more line is logged now.
     pub(super) fn allows(&self, now: Instant) -> bool {
         let mut rate = self.0.lock();
         rate.try_take(1.0, now.into_std()).is_ok()
     }
 }
 
-/// Says which lines about a node are logged.
 #[derive(Debug)]
 pub(super) struct NodeLogRate(Mutex<BucketPerKey<NodeName, std::time::Instant>>);
 
@@ -44,7 +41,6 @@ impl Default for NodeLogRate {
 }
 
 impl NodeLogRate {
-    /// Whether one more line about the node is logged now.
     pub(super) fn allows(&self, node: &NodeName, now: Instant) -> bool {
         self.0.lock().try_take(node, now.into_std()).is_ok()
     }

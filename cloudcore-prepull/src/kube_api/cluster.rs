@@ -61,7 +61,6 @@ pub(crate) async fn leaders_client(
 const AGENT: &str = concat!("cloudcore-prepull/", env!("CARGO_PKG_VERSION"));
 /// The waits between two attempts while the API server does not answer.
 const READ_RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(5));
-/// The context of an error in making a client.
 const PREPARE: &str = "prepare the connection to the cluster";
 
 /// Retries a read until it succeeds. For a deadline, drop the future: that loses nothing. `explain` names a problem that

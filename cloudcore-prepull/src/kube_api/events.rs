@@ -47,7 +47,6 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    /// Starts the task that publishes the events with the rights of this client.
     pub(crate) fn start(client: Client) -> Self {
         let (queue, receiver) = mpsc::channel(QUEUE);
         tokio::spawn(publish(client, receiver));

@@ -9,10 +9,8 @@ use prepull_api::crd::kruise::{CONTROLLER_LEASE as LEASE, PART_OF, PART_OF_LABEL
 
 use crate::kube_api::cluster::read_with_retry;
 
-/// Why Kruise's API is not served.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
-    /// The definition of a kind does not exist.
     #[error(
         "--enable-kruise-api: the definition {0} is missing; apply manifests/kruise/crds.yaml, or leave the flag out"
     )]
@@ -38,12 +36,7 @@ pub(crate) enum Refusal {
     #[error(
         "--enable-kruise-api: cloudcore-prepull may not read {what} ({said}); apply manifests/kruise/rbac.yaml"
     )]
-    Forbidden {
-        /// The object that may not be read.
-        what: String,
-        /// The API server's message.
-        said: String,
-    },
+    Forbidden { what: String, said: String },
 }
 
 /// Checks that the kinds are ours to serve. Waits while the API server is unavailable.

@@ -63,7 +63,6 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// Writes with the rights of this client.
     pub(crate) fn new(client: Client) -> Self {
         Self {
             client,

@@ -111,7 +111,6 @@ impl fmt::Debug for LeaderLabel {
     }
 }
 
-/// The name of the pod that this process runs in.
 pub(crate) fn own_pod() -> Option<String> {
     std::env::var("POD_NAME").ok().filter(|name| !name.is_empty())
 }

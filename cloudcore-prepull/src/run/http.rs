@@ -132,7 +132,6 @@ fn standby_answer(leader: &str, preflight: &Preflight) -> (StatusCode, String) {
     }
 }
 
-/// What `--metrics-secure` asks for.
 pub(crate) struct Protection {
     access: Access,
     tls: TlsAcceptor,

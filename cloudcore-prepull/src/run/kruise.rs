@@ -96,7 +96,6 @@ fn log_refusal(refusal: &str) {
 }
 
 impl Core {
-    /// Starts the watches of Kruise's objects and of pods.
     pub(super) fn watch_kruise(&self, client: &Client) {
         let inputs = || self.inputs.clone();
         let jobs = kruise_watch::pull_jobs(client.clone(), inputs());
@@ -112,7 +111,6 @@ impl Core {
         tokio::spawn(self.vital.guard("the watch of NodeImages", node_images).instrument(span("NodeImage")));
     }
 
-    /// Carries out an action for one of Kruise's objects.
     pub(super) fn act_for_kruise(&mut self, action: Action) {
         let inputs = self.inputs.clone();
         match action {

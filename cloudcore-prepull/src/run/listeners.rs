@@ -128,7 +128,6 @@ pub(super) async fn start(
     Ok(listeners)
 }
 
-/// The CA of `--ca-cert` and `--ca-key`, if they are given.
 pub(super) fn read_ca_files(args: &RunArgs) -> anyhow::Result<Option<CaSet>> {
     let (Some(certificate), Some(key)) = (&args.ca_cert, &args.ca_key) else { return Ok(None) };
     CaSet::from_files(certificate, key).map(Some).context("read --ca-cert and --ca-key")

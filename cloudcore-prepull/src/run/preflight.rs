@@ -176,7 +176,6 @@ async fn find_obstacle(
     Some(Problem { text: format!("{unknown}: {why}"), lasts: false })
 }
 
-/// Why the work cannot begin.
 struct Problem {
     text: String,
     /// Whether it lasts until somebody acts.

@@ -26,7 +26,6 @@ const CHECK_PUBLISHED: Duration = Duration::from_secs(30);
 /// The time between two writes of the ConfigMap for numbers alone.
 const PUBLISH_NUMBERS: Duration = Duration::from_secs(5);
 
-/// Where the CAs come from.
 pub(super) enum Source {
     /// The Secret: read by the one client, written by the leader's.
     Secret {

@@ -70,7 +70,6 @@ impl Bytes {
     }
 }
 
-/// About how much memory spans take.
 fn bytes_of(spans: &[SpanData]) -> usize {
     let of_attribute = |attribute: &KeyValue| match &attribute.value {
         Value::String(text) => size_of::<KeyValue>() + text.as_str().len(),
@@ -83,7 +82,6 @@ fn bytes_of(spans: &[SpanData]) -> usize {
     spans.iter().map(of_span).sum()
 }
 
-/// Where ended tasks go.
 #[derive(Debug)]
 pub(super) struct Traces {
     queue: mpsc::Sender<Waiting>,

@@ -48,7 +48,6 @@ pub use shared_parts::SharedParts;
 pub use tag_pull::is_of_node_image;
 use write_room::WriteRoom;
 
-/// What is outside of a node when it is reconciled.
 struct Context<'a> {
     selector: &'a Selector,
     liveness: &'a dyn Fn(&JobUid) -> Liveness,

@@ -60,7 +60,6 @@ pub(super) struct ValidTemplate {
     pub(super) timeout: u32,
     /// Tries after the first one.
     pub(super) backoff_limit: u32,
-    /// When the job ends.
     pub(super) completion: Completion,
     /// Whether an image that is on the node is pulled all the same.
     pub(super) policy: PullPolicy,
@@ -80,7 +79,6 @@ pub(super) enum NodeChoice {
     Pods(Selector),
 }
 
-/// When a job ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Completion {
     /// Once each node has succeeded or failed.

@@ -216,7 +216,6 @@ pub struct Rollout {
     /// The places of nodes whose start was withdrawn, and may be in the API server until it has that too: they hold their
     /// slots, for the next leader would let them go on.
     withdrawn: BTreeSet<usize>,
-    /// Number of the first attempt in this run of the job.
     first_attempt: u32,
     /// How many starts there were: see [`Start`].
     starts: u64,

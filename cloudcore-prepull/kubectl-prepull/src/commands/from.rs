@@ -280,7 +280,6 @@ async fn by_taints(
     Ok((kept, left_out))
 }
 
-/// Takes over the pull secrets of the workloads.
 async fn take_secrets(
     cluster: &Cluster,
     objects: &[Value],

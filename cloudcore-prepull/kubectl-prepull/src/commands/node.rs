@@ -8,7 +8,6 @@ use crate::cluster::Cluster;
 use crate::edges::SystemArgs;
 use crate::session::Ended;
 
-/// The role that grants what these commands need.
 const ROLE: &str = "manifests/cloudcore-prepull/optional/node-admin.yaml has the role";
 
 /// The arguments of `node`.

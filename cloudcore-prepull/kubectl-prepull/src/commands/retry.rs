@@ -18,7 +18,6 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &OwnJob) -> 
     Ok(Ended::Done)
 }
 
-/// Begins another round of a job that has ended.
 pub(crate) async fn retry(cluster: &Cluster, name: &str) -> anyhow::Result<ImagePrePullJob> {
     let job = jobs::get(cluster, name).await?;
     jobs::patch(cluster, name, &another_round(&job)?).await

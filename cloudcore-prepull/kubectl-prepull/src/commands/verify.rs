@@ -53,13 +53,11 @@ struct Found {
     /// How many nodes still have every image.
     present: u32,
     missing: u32,
-    /// How many have not answered.
     not_checked: u32,
     /// Those of both kinds.
     nodes: Vec<FoundNode>,
 }
 
-/// A node that lacks an image, or that was not checked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct FoundNode {
@@ -88,7 +86,6 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &VerifyArgs)
     Ok(if found.missing > 0 { Ended::Failed } else { Ended::Done })
 }
 
-/// The number of the re-check that is asked for.
 fn next_number(job: &ImagePrePullJob) -> anyhow::Result<i64> {
     let name = job.name_any();
     if !jobs::is_over(job) {
@@ -148,7 +145,6 @@ async fn wait(
     }
 }
 
-/// What the status and the reports say.
 async fn read(cluster: &Cluster, job: &ImagePrePullJob) -> anyhow::Result<Found> {
     let mut nodes = Vec::new();
     let mut pages = std::pin::pin!(jobs::reports(cluster, job));

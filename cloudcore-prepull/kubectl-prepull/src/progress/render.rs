@@ -300,7 +300,6 @@ impl Page {
         wrapped.iter().map(|line| format!("{:columns$}{line}", "")).collect()
     }
 
-    /// Columns beside the label of a line.
     fn room(&self) -> usize {
         self.width - LABEL
     }

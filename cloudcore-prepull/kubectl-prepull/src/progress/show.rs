@@ -20,7 +20,6 @@ pub(crate) struct Show {
 }
 
 enum Way {
-    /// The whole text, drawn anew.
     Bars(ProgressBar),
     Lines(Lines),
     Documents(Format, Option<Box<View>>),
@@ -29,7 +28,6 @@ enum Way {
 }
 
 impl Show {
-    /// What `-o` and the output ask for.
     pub(crate) fn new(session: &Session) -> Self {
         let output = session.global.output;
         let way = match output.and_then(Output::format) {
@@ -77,7 +75,6 @@ impl Show {
         }
     }
 
-    /// Takes away what is drawn.
     pub(crate) fn clear(&self) {
         if let Way::Bars(bar) = &self.way {
             bar.finish_and_clear();
@@ -96,7 +93,6 @@ impl Show {
         }
     }
 
-    /// The API server answers.
     pub(crate) fn connected(&mut self) {
         self.is_lost = false;
         self.trouble = None;

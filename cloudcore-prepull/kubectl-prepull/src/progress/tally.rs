@@ -22,7 +22,6 @@ const AT_WORK: usize = 20;
 pub(crate) struct Group {
     pub(crate) nodes: u64,
     pub(crate) examples: Vec<String>,
-    /// How many nodes have each reason.
     reasons: BTreeMap<String, u64>,
 }
 
@@ -87,7 +86,6 @@ impl Tally {
         Self::of_nodes(&report.body.node_status)
     }
 
-    /// The sums of some records.
     pub(crate) fn of_nodes(nodes: &[NodeStatus]) -> Self {
         let mut tally = Self::default();
         for node in nodes {

@@ -16,7 +16,6 @@ use crate::screen::tame;
 /// A job that nobody has looked at for so long has no cloudcore-prepull, in seconds. One that leads takes a moment.
 const NOBODY_AFTER: u64 = 10;
 
-/// A job as people follow it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct View {
@@ -27,7 +26,6 @@ pub(crate) struct View {
     pub(crate) namespace: Option<String>,
     pub(crate) phase: JobPhase,
     pub(crate) is_over: bool,
-    /// Why it is in this phase.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) reason: String,
     pub(crate) suspended: bool,
@@ -44,7 +42,6 @@ pub(crate) struct View {
     pub(crate) wave: Option<Wave>,
     /// Nodes by phase; of a list each counts once for each image.
     pub(crate) nodes: Summary,
-    /// The jobs of a list's images.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) parts: Vec<Part>,
     /// Bytes that are on the nodes, and of those whose size is known.
@@ -69,7 +66,6 @@ pub(crate) struct View {
     pub(crate) done: f64,
 }
 
-/// The job of one image of a list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Part {
@@ -94,7 +90,6 @@ pub(crate) struct Wave {
     pub(crate) paused_seconds: Option<u64>,
 }
 
-/// Nodes that failed for one cause.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Failures {
@@ -107,7 +102,6 @@ pub(crate) struct Failures {
     pub(crate) nodes_with_reason: u64,
 }
 
-/// Nodes that have one reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Alike {
@@ -116,7 +110,6 @@ pub(crate) struct Alike {
     pub(crate) examples: Vec<String>,
 }
 
-/// How fast a job goes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Pace {
     pub(crate) bytes: f64,

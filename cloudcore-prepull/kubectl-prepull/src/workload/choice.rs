@@ -8,7 +8,6 @@ use crate::order::edge_selector;
 /// Taints that come and go with the state of a node. A job looks at that itself.
 const PASSING: &str = "node.kubernetes.io/";
 
-/// The nodes that the pods may run on.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Choice {
     pub(crate) node: Option<String>,

@@ -17,7 +17,6 @@ struct State {
     begun: Instant,
     /// When the client was last heard, in milliseconds since `begun`.
     heard: AtomicU64,
-    /// Requests of the client that we work on.
     busy: AtomicUsize,
 }
 

@@ -137,7 +137,6 @@ impl Routes {
         Ok(issued)
     }
 
-    /// The answer to a token that lets nobody in.
     fn refuse_token(&self, error: TokenError, address: IpAddr, node: &NodeName) -> Denial {
         let is_logged = self.refusal_log.allows(Instant::now());
         let node = to_plain_line(node.as_str(), MAX_NODE_NAME);

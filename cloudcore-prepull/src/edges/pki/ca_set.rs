@@ -81,7 +81,6 @@ impl CaSet {
         self.trusted().eq(other.trusted()) && self.cross == other.cross
     }
 
-    /// Whether certificates of this CA are accepted.
     pub(crate) fn is_trusted(&self, ca: &Fingerprint) -> bool {
         self.trusted().any(|certificate| sha256(certificate) == *ca)
     }

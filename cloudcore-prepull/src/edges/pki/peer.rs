@@ -10,7 +10,6 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::KeyHash;
 
-/// A node, as its certificate identifies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Peer {
     pub(crate) node: NodeName,

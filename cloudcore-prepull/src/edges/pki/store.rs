@@ -23,7 +23,6 @@ pub(crate) struct CaStore {
     namespace: String,
 }
 
-/// The Secret as it was read, and what it means.
 pub(crate) struct Stored {
     secret: Secret,
     pub(crate) rotation: Rotation,

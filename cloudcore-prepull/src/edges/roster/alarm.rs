@@ -45,7 +45,6 @@ prepull_program::metrics! {
     }
 }
 
-/// Where a key was presented.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Place {
     Tunnel,

@@ -48,7 +48,6 @@ pub(super) struct Writer {
 struct Queue {
     changes: Vec<Waiting>,
     seen: HashMap<NodeName, HeldKey>,
-    /// The ConfigMap was deleted.
     is_lost: bool,
     is_at_work: bool,
     writes: TokenBucket<std::time::Instant>,

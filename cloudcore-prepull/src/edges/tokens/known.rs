@@ -48,7 +48,6 @@ impl Default for Known {
 }
 
 impl Known {
-    /// Compares with what the watch has shown.
     pub(super) fn recognise(&self, id: &str, secret: &str, now: Instant) -> Recognised {
         let known = self.hashes.read();
         match known.get(id) {

@@ -21,7 +21,6 @@ use crate::edges::roster::Roster;
 /// The most outgoing bytes that rustls buffers per session: one TLS record. Beyond it, the websocket waits.
 const TLS_BUFFER: usize = 16 * 1024;
 
-/// Performs handshakes, and counts the connections of each node.
 pub(super) struct Handshaker {
     identity: Arc<ServerIdentity>,
     roster: Roster,

@@ -18,7 +18,6 @@ pub(super) const MAX_QUEUED: usize = 4 * MAX_OPEN_TASKS;
 /// few KiB. A node that lets so much pile up is not reading; it gets everything anew after its next `Hello`.
 const MAX_QUEUED_BYTES: usize = 4 * MAX_MESSAGE;
 
-/// The close code and reason with which a session is to end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Close {
     pub(super) code: CloseCode,
@@ -31,14 +30,12 @@ impl Close {
     }
 }
 
-/// The next thing that a session is to do.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Outgoing {
     Message(Utf8Bytes),
     Close(Close),
 }
 
-/// Why a message was not queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PushError {
     Closing,

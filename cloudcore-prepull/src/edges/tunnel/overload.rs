@@ -25,7 +25,6 @@ const COUNTED_PER_SECOND: f64 = 0.5;
 /// The most nodes that we tell apart: more than have a return of their own below [`MAX_DELAY`]. Further ones don't count.
 const MAX_NODES: usize = 65_536;
 
-/// Why an edge is sent away.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 pub(super) enum OverloadReason {
     #[error("cloudcore is overloaded: it has as many sessions as it takes")]

@@ -92,7 +92,6 @@ impl Sessions {
         self.shared.table.lock().contains_key(node)
     }
 
-    /// What the sessions have told of the nodes, for people.
     pub(crate) fn directory(&self) -> &Directory {
         &self.shared.directory
     }
@@ -102,7 +101,6 @@ impl Sessions {
         &self.shared.tickets
     }
 
-    /// Whether one more line about the node is logged.
     pub(crate) fn may_log(&self, node: &NodeName) -> bool {
         self.shared.log_rate.allows(node, Instant::now())
     }

@@ -46,7 +46,6 @@ impl SessionTrust {
         Self { issuer, has_old_subject: form == SubjectForm::Kubelet, bundle }
     }
 
-    /// Whether the node's certificate is still accepted.
     pub(super) fn is_accepted(&self, cas: &CaSet) -> bool {
         cas.is_trusted(&self.issuer)
     }

@@ -14,12 +14,10 @@ pub(super) const LEASE: &str = "cloudcore-prepull";
 /// The duration of a released Lease. It must not be zero, and nobody waits for a Lease without a holder.
 const RELEASED_SECONDS: i32 = 1;
 
-/// One replica's part in the election.
 #[derive(Debug)]
 pub(super) struct Election {
     identity: String,
     timing: Timing,
-    /// Whether this replica leads or has led.
     leading: bool,
     seen: Option<Seen>,
 }
@@ -35,7 +33,6 @@ struct Seen {
     lasts: Duration,
 }
 
-/// What the replica has to do next.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Step {
     /// Write this Lease; create it if it has no resourceVersion. If that succeeds, this replica holds it.
@@ -47,10 +44,7 @@ pub(super) enum Step {
         until: Instant,
     },
     /// This replica led, and does not hold the Lease any more.
-    Deposed {
-        /// The holder's identity, if there is one.
-        by: Option<String>,
-    },
+    Deposed { by: Option<String> },
 }
 
 impl Election {

@@ -30,7 +30,6 @@ struct Elector {
     leadership: Leadership,
 }
 
-/// The outcome of one attempt to acquire or renew the Lease.
 enum Attempt {
     /// This replica holds the Lease, since a moment before the write was sent.
     Held(Instant),
@@ -213,7 +212,6 @@ impl Elector {
         self.in_time(deadline, self.api.get_opt(LEASE)).await
     }
 
-    /// Makes the step that follows from the Lease.
     async fn act_on(
         &mut self,
         found: Option<Lease>,

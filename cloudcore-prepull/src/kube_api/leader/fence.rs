@@ -15,7 +15,6 @@ use super::leadership::Leadership;
 #[derive(Clone, Debug)]
 pub(crate) struct Fence(pub(crate) Leadership);
 
-/// The client's service behind the fence.
 #[derive(Clone, Debug)]
 pub(crate) struct Fenced<S> {
     inner: S,

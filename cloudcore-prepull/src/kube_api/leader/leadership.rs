@@ -28,7 +28,9 @@ enum Term {
     /// Not yet leading; this replica does.
     Following(String),
     /// Leading until then; no other replica leads before.
-    Leading { until: Instant },
+    Leading {
+        until: Instant,
+    },
     /// Leading without an election: `--leader-elect=false`.
     Undisputed,
     Released,

@@ -12,7 +12,6 @@ pub(crate) struct Timing {
     pub(super) duration: Duration,
     /// How long the leader leads after the start of its last successful renewal.
     pub(super) renew_deadline: Duration,
-    /// The time between two reads of the Lease.
     pub(super) retry_period: Duration,
 }
 

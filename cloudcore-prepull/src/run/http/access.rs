@@ -52,7 +52,6 @@ struct State {
     known: HashMap<[u8; 32], Instant>,
 }
 
-/// What the API server says of a token.
 enum Review {
     Allowed,
     Unknown,

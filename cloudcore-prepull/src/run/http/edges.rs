@@ -26,7 +26,6 @@ pub(crate) const ASKS: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Connections at a time: some people, each with the API server's own connection.
 const CONNECTIONS: usize = 64;
-/// The content type of the list.
 const JSON: &str = "application/json";
 
 #[derive(Debug)]

@@ -19,7 +19,6 @@ pub(super) struct Finished {
     completed: Timestamp,
     /// `ttlSecondsAfterFinished`
     ttl: Option<i32>,
-    /// When the deletion was last requested.
     delete_requested: Option<Timestamp>,
     /// Whether the deletion is in flight, or the last write of the status is.
     in_flight: bool,

@@ -17,7 +17,6 @@ pub(super) const OFFLINE_GRACE: Duration = Duration::from_secs(60);
 pub(super) type SharedName = Arc<NodeName>;
 type Labels = BTreeMap<String, String>;
 
-/// Whether a node can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Presence {
     Online,

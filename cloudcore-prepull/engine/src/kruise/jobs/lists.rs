@@ -142,7 +142,6 @@ impl Lists {
         self.registry.agenda.wakeup()
     }
 
-    /// Ends a write of a list's status, or its deletion.
     pub(super) fn end_write(&mut self, list: &JobUid, outcome: WriteOutcome, now: Timestamp) {
         let verdict = self.registry.end_write(list, outcome, now);
         self.execute(list, verdict);

@@ -100,7 +100,6 @@ impl<R: Running> Registry<R> {
         Finished::from_object(object).map_or(Verdict::Run, Verdict::Finish)
     }
 
-    /// Ends a write of a job's status, or its deletion.
     pub(super) fn end_write(&mut self, uid: &JobUid, outcome: WriteOutcome, now: Timestamp) -> Verdict {
         if outcome == WriteOutcome::Gone {
             // Once the watch has said so, it does not deliver the job again.

@@ -24,7 +24,6 @@ enum State {
         /// The NodeImage may have an earlier request of the job, which is to be replaced.
         is_outdated: bool,
     },
-    /// The tag has succeeded or failed.
     Ended {
         succeeded: bool,
         at: Timestamp,
@@ -52,7 +51,6 @@ impl Entry {
     }
 }
 
-/// Totals of the selected nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
     pub(super) desired: u32,

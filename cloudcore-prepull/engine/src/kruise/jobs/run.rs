@@ -47,7 +47,6 @@ impl Run {
         self.job.template.secrets.iter().any(|known| known == name)
     }
 
-    /// Takes over a changed spec.
     pub(super) fn change_job(&mut self, id: &ObjectId, job: ValidPullJob) {
         let request = tag_requests::tag_request(id, &job);
         if self.request.key != request.key {

@@ -21,7 +21,6 @@ const NAMED_NODES: usize = 5;
 /// etcd takes of an object. `failed` counts all of them.
 pub(super) const FAILED_NODES: usize = 1000;
 
-/// Why an ImagePullJob ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// Each node has succeeded or failed.
@@ -98,7 +97,6 @@ pub(super) fn end_event(kind: ObjectKind, id: &ObjectId, is_success: bool, note:
     event(kind, id, !is_success, reason, note)
 }
 
-/// The event of a job whose spec is refused.
 pub(super) fn invalid_event(kind: ObjectKind, id: &ObjectId, reason: &str) -> Action {
     warning(kind, id, reasons::INVALID, reason.to_owned())
 }

@@ -91,7 +91,6 @@ impl<'a> NodeEffects<'a> {
         self.wakeup = Some(self.wakeup.map_or(at, |known| known.min(at)));
     }
 
-    /// The earliest time of [`Self::wake_at`].
     pub(super) fn wakeup(&self) -> Option<Timestamp> {
         self.wakeup
     }

@@ -65,7 +65,6 @@ impl TrackedNode {
         self.writes.is_in_flight()
     }
 
-    /// Whether nothing is known of the node any more.
     pub(super) fn is_empty(&self) -> bool {
         self.node.is_none()
             && self.is_without_object()

@@ -176,7 +176,6 @@ impl TagPull {
         self.dispatched = Some(now);
     }
 
-    /// The task was sent at this time.
     pub(super) fn mark_sent(&mut self, now: Timestamp) {
         self.started = self.started.or(Some(now));
         self.last_heard = Some(now);

@@ -18,7 +18,6 @@ pub(super) struct WriteRoom {
 }
 
 impl WriteRoom {
-    /// Whether another write may begin.
     pub(super) fn has_room(&self) -> bool {
         self.under_way < WRITES
     }

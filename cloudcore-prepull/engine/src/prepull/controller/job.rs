@@ -91,7 +91,6 @@ impl Job {
         self.course.phase()
     }
 
-    /// The name of the job, and how many of its nodes are in which phase.
     pub(super) fn counts(&self) -> (&str, &Summary) {
         (self.events.name(), self.members.rollout().summary())
     }
@@ -162,7 +161,6 @@ impl Job {
         self.members.rollout_mut().take_moves()
     }
 
-    /// Notes whether the node works on as many tasks as it can.
     pub(super) fn set_busy(&mut self, node: &NodeName, busy: bool) {
         if self.course.is_running() && self.members.rollout_mut().set_busy(node, busy) {
             self.output.touch_status(Pace::Slow);

@@ -10,7 +10,6 @@ use prepull_api::wire::{CloudMessage, Hello, MAX_PINNING_JOBS};
 
 use super::{Action, Controller};
 
-/// Why a job's pins go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unpinned {
     /// The job wants no pins any more, or is gone.

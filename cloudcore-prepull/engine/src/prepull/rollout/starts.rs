@@ -76,7 +76,6 @@ impl Rollout {
         }
     }
 
-    /// Whether one more node may start now.
     pub(super) fn may_start(&self) -> bool {
         // A look downloads nothing, so neither a suspension nor a limit matters.
         if self.recheck_until.is_some() {

@@ -102,7 +102,6 @@ impl Rollout {
         }
     }
 
-    /// Lets the nodes start whose windows open.
     pub(super) fn open_windows(&mut self, now: Timestamp) {
         while let Some(&(opens, at)) = self.shut.first().filter(|(opens, _)| *opens <= now) {
             self.shut.remove(&(opens, at));

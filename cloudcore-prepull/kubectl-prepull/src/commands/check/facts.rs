@@ -26,9 +26,7 @@ use crate::problem;
 use crate::rights::{Right, missing};
 
 const PODS: &str = "app.kubernetes.io/name=cloudcore-prepull";
-/// The ConfigMap with the CA of the cloud.
 const CA: &str = "prepull-ca";
-/// A definition of Kruise's kinds.
 const KRUISE: &str = "imagepulljobs.apps.kruise.io";
 /// An edge whose certificate ends earlier than this has not renewed it: it does so when a third of its life is left, ten days
 /// of thirty.

@@ -23,7 +23,6 @@ pub(super) struct Checked {
     pub(super) sections: Vec<Section>,
 }
 
-/// Points that belong together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Section {
     pub(super) title: &'static str,

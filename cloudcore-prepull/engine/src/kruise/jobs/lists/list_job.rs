@@ -23,7 +23,6 @@ use crate::shared::reasons;
 
 const KIND: ObjectKind = ObjectKind::ImageListPullJob;
 
-/// What follows from a valid spec.
 #[derive(Debug)]
 struct Plan {
     list: ValidListJob,
@@ -34,7 +33,6 @@ struct Plan {
 #[derive(Debug)]
 pub(super) struct ListJob {
     lifecycle: Lifecycle<ImageListPullJob>,
-    /// The plan of the last valid spec.
     plan: Option<Plan>,
     /// The writes of the children, by image.
     writes: BTreeMap<String, ChildWrites>,

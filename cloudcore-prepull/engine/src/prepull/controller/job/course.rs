@@ -51,7 +51,6 @@ struct RecheckTimes {
     ended: Option<Timestamp>,
 }
 
-/// What the state of the nodes means for the job.
 #[derive(Debug)]
 pub(super) enum Outlook {
     /// Nodes pull, or wait to begin.
@@ -103,7 +102,6 @@ impl Course {
         Self { first_attempt, ..Self::default() }
     }
 
-    /// Number of the first attempt in this run.
     pub(super) fn first_attempt(&self) -> u32 {
         self.first_attempt
     }
@@ -143,7 +141,6 @@ impl Course {
         self.rechecks
     }
 
-    /// Whether a re-check runs.
     pub(super) fn is_rechecking(&self) -> bool {
         self.is_running() && self.is_last_a_recheck()
     }
@@ -218,7 +215,6 @@ impl Course {
         (self.phase, self.reason) = (phase, reason);
     }
 
-    /// Nodes were chosen.
     pub(super) fn begin(&mut self, now: Timestamp) {
         self.phase = JobPhase::InProgress;
         self.reason.clear();
@@ -276,7 +272,6 @@ impl Course {
         times.active_since.checked_add(self.policy.active_deadline?).ok()
     }
 
-    /// activeDeadlineSeconds count from now on.
     pub(super) fn restart_active_time(&mut self, now: Timestamp) {
         if let Some(times) = &mut self.times {
             times.active_since = now;
@@ -292,7 +287,6 @@ impl Course {
         self.policy.active_deadline.unwrap_or_default().as_secs()
     }
 
-    /// What the state of the nodes means for the job.
     pub(super) fn judge(
         &self,
         verdict: Verdict,

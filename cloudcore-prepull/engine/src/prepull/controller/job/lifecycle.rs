@@ -189,7 +189,6 @@ impl Job {
         self.output.touch_status(Pace::Now);
     }
 
-    /// Says what a re-check has found.
     fn announce_rechecked(&self, effects: &mut Effects<'_>) {
         let rollout = self.members.rollout();
         let Rechecked { present, missing, not_checked } = rollout.rechecked();
@@ -253,7 +252,6 @@ impl Job {
         }
     }
 
-    /// Begins a re-check of the nodes that have succeeded.
     pub(super) fn begin_recheck(&mut self, nodes: &Nodes, effects: &mut Effects<'_>) {
         self.course.begin_recheck(effects.now);
         let until = self.course.recheck_until().unwrap_or(effects.now);
@@ -266,7 +264,6 @@ impl Job {
         self.output.touch_status(Pace::Now);
     }
 
-    /// Begins a further round for the nodes that did not succeed.
     pub(super) fn begin_round(&mut self, nodes: &Nodes, effects: &mut Effects<'_>) {
         let allows_missing = self.course.policy().allow_missing_nodes;
         let again =

@@ -40,7 +40,6 @@ pub(super) struct Members {
 /// What comes of an attempt to dispatch the task of a node.
 #[derive(Debug)]
 pub(super) enum Prepared {
-    /// The task is to go out.
     Dispatch(Dispatch),
     /// There is no time left for it, or nothing is known of it now.
     Nothing,
@@ -89,7 +88,6 @@ impl Members {
         self.skipped_total
     }
 
-    /// What is carried out, as far as it is known.
     pub(super) fn job(&self) -> Option<&ValidatedJob> {
         self.job.as_deref()
     }

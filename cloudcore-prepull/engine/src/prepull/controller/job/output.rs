@@ -55,7 +55,6 @@ impl Output {
         self.conditions = conditions.to_vec();
     }
 
-    /// The API server has the object in this version.
     pub(super) fn note_version(&mut self, object: Object, version: Option<String>) {
         self.versions.extend(version.map(|version| (object, version)));
     }

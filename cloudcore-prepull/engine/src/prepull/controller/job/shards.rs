@@ -94,7 +94,6 @@ impl Shards {
         }
     }
 
-    /// The record at this place changed.
     pub(super) fn touch(&mut self, place: usize, pace: Pace) {
         let shard = self.of(place);
         self.touch_shard(shard, pace);
