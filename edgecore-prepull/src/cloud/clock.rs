@@ -1,9 +1,9 @@
-//! The cloud's time, which a node learns with each session. Windows open by it, the tickets of a site's nodes expire by it,
-//! and the validity of certificates is judged by it: the clock of a box without a battery may be years behind.
+//! The cloud's time, which a node learns with each session. We use it for download windows, for the tickets of a site's
+//! nodes, and for the validity of certificates, because the clock of a box without a battery may be years behind.
 //!
-//! Until the first session there is this machine's own clock. One that says a time before this program was made is wrong:
-//! no window opens by it. Nothing is written down for the next start: no task is carried out before its cloud has
-//! assigned it again, in a session.
+//! Before the first session we use this machine's own clock. If it shows a time before this program was built, it's
+//! wrong, and no window opens. The time isn't stored for the next start: no task runs before the cloud has assigned it
+//! again, in a session.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -15,15 +15,15 @@ use tokio::time::Instant;
 
 /// The time of a clock that isn't set. Boards without a battery boot in 1970.
 const UNKNOWN: SystemTime = UNIX_EPOCH;
-/// November 2026, when this was written: the least that is known of today without a build that says when it is.
+/// November 2026, when this was written: the lower bound for the current time if the build doesn't record its own.
 const WRITTEN: Duration = Duration::from_secs(1_793_491_200);
-/// Seconds since 1970, by which builds that can be reproduced know their time.
+/// Build time in seconds since 1970, set by reproducible builds.
 const BUILT: Option<&str> = option_env!("SOURCE_DATE_EPOCH");
 
-/// Certificates of a chain whose validity may begin after each other.
+/// Length of a certificate chain in which each certificate may start to be valid later than the one before.
 const MAX_NEWER: u32 = 4;
 
-/// The cloud's time, as of the last session; this machine's own until there was one.
+/// The cloud's time as of the last session, or this machine's own time before the first one.
 #[derive(Debug, Default)]
 pub(crate) struct CloudClock(Mutex<Option<(Instant, Duration)>>);
 
@@ -33,7 +33,7 @@ impl CloudClock {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), now));
     }
 
-    /// The time since 1970, or the latest that it's known to be after.
+    /// The time since 1970, or a lower bound of it.
     pub(crate) fn now(&self) -> Duration {
         self.of_cloud().unwrap_or_else(|| own().max(built()))
     }
@@ -43,7 +43,7 @@ impl CloudClock {
         if self.is_known() { UNIX_EPOCH + self.now() } else { UNKNOWN }
     }
 
-    /// Whether the time can be right.
+    /// Whether the time is plausible.
     pub(crate) fn is_known(&self) -> bool {
         self.of_cloud().is_some() || is_machine_set()
     }
@@ -60,19 +60,19 @@ impl TimeProvider for CloudClock {
     }
 }
 
-/// Whether this machine's own clock can be right.
+/// Whether this machine's own clock is plausible.
 pub(crate) fn is_machine_set() -> bool {
     own() >= built()
 }
 
-/// Verifies certificates at this time. By a clock that isn't set, at the time from which they are valid.
+/// Verifies certificates at this time. If the clock isn't set, verifies at the time from which they are valid.
 pub(crate) fn verify_at<T>(
     now: UnixTime,
     is_set: bool,
     verify: impl Fn(UnixTime) -> Result<T, rustls::Error>,
 ) -> Result<T, rustls::Error> {
     let mut verified = verify(now);
-    // The server's own certificate and those of its CAs may each be newer than the others.
+    // The server's own certificate and those of its CAs may have different start dates.
     for _ in 0..MAX_NEWER {
         let Err(rustls::Error::InvalidCertificate(CertificateError::NotValidYetContext {
             not_before, ..
@@ -88,12 +88,12 @@ pub(crate) fn verify_at<T>(
     verified
 }
 
-/// What this machine's clock says.
+/// The time of this machine's clock.
 fn own() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// When this program was made, or a time before.
+/// The time at which this program was built, or an earlier one.
 fn built() -> Duration {
     let built = BUILT.and_then(|seconds| seconds.trim().parse().ok()).map(Duration::from_secs);
     // A build from an archive without history says 0.
@@ -111,7 +111,7 @@ mod tests {
         let early = Duration::from_secs(40_000_000);
         clock.set(early);
         assert!((40_000_000..40_000_010).contains(&clock.now().as_secs()));
-        assert!(clock.is_known() && clock.wall() >= UNIX_EPOCH + early, "what the cloud says is right");
+        assert!(clock.is_known() && clock.wall() >= UNIX_EPOCH + early, "the cloud's time wins");
     }
 
     #[test]
@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(verify_at(at(0), false, both), Ok(150));
         assert_eq!(verify_at(at(170), true, both), Ok(170));
         assert!(verify_at(at(0), true, both).is_err(), "a clock that is set counts");
-        assert!(verify_at(at(250), false, both).is_err(), "what has expired has expired");
+        assert!(verify_at(at(250), false, both).is_err(), "it has expired");
         let never = |now| valid(300, 400)(now).and_then(|_| valid(100, 200)(now));
         assert!(verify_at(at(0), false, never).is_err(), "never valid at the same time");
     }

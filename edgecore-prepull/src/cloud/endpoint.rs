@@ -1,4 +1,4 @@
-//! Where cloudcore is, how to get there, and what may be wrong on the way.
+//! Addresses of cloudcore, requests to it, and explanations of connection failures.
 
 mod explain;
 mod request;

@@ -133,7 +133,7 @@ pub enum JoinError {
     OtherNode {
         /// The node as which it has joined.
         node: NodeName,
-        /// The node as which it was to join now.
+        /// The node as which it should join now.
         wanted: NodeName,
         /// The state directory.
         dir: PathBuf,
@@ -171,8 +171,8 @@ pub enum JoinError {
     Tls(#[from] rustls::Error),
 }
 
-/// Joins at the first server that answers. May be repeated: the key stays the same until a certificate has arrived,
-/// so that any server repeats an answer that was lost.
+/// Joins at the first server that answers. It's safe to repeat: the key stays the same until a certificate has arrived,
+/// so any server repeats an answer that was lost.
 pub async fn run(args: JoinArgs) -> Result<Joined, JoinError> {
     let JoinArgs { server, enroll_url, tunnel_url, token, node_name, state_dir, force, unless_joined } = args;
     let node = NodeName(node_name);
@@ -183,7 +183,7 @@ pub async fn run(args: JoinArgs) -> Result<Joined, JoinError> {
     if unless_joined
         && let Ok(identity) = Identity::load(&state_dir)
         && identity.node() == node
-        // One that has expired is renewed here: the token may have expired long ago, and a token for the fleet does not
+        // Renew an expired certificate here: the token may have expired long ago, and a token for the fleet doesn't
         // admit a node twice.
         && (!identity.has_expired() || identity.renew(enroll_urls.clone()).await.is_ok())
     {
@@ -215,7 +215,7 @@ pub async fn run(args: JoinArgs) -> Result<Joined, JoinError> {
         answer.map_err(|error| explain_refusal(error, &node, state_dir.clone()))?;
 
     let facts = check_issued(&certificate, &node, &key).map_err(JoinError::Answer)?;
-    // The CA from the handshake, whose hash was checked, rather than the one in the answer.
+    // Use the CA from the handshake, with its checked hash, rather than the one in the answer.
     let ca = pinned.found_pem().ok_or(JoinError::Answer("the connection had no CA"))?;
     dir.store_connection(&ca, &Connection { tunnel_urls, enroll_urls, node_name: node.clone() })?;
     dir.store_certificate(&certificate)?;
@@ -237,7 +237,7 @@ async fn repeat_after_waits<T>(
     ask().await
 }
 
-/// A node that has joined already is told so where the server refuses its token.
+/// Explains a refused token to a node that has already joined.
 fn explain_refusal(error: RequestError, node: &NodeName, dir: PathBuf) -> JoinError {
     let is_refused = matches!(error, RequestError::Refused { .. });
     match Identity::load(&dir) {
@@ -292,7 +292,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    /// Arguments with a server that does not exist and a token that is invalid.
+    /// Arguments with an invalid token and a server that doesn't exist.
     fn args(state_dir: &std::path::Path, node: &str) -> JoinArgs {
         JoinArgs {
             server: vec!["localhost".into()],
@@ -306,7 +306,7 @@ mod tests {
         }
     }
 
-    /// Leaves what joining leaves, with a certificate that is valid until the end of the year `until`.
+    /// Stores an identity as `join` does, with a certificate that's valid until the end of the year `until`.
     fn store_identity(state_dir: &std::path::Path, node: &str, until: i32) {
         let dir = StateDir::new(state_dir);
         dir.requested_key().unwrap();
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn unless_joined_needs_no_token_while_the_certificate_is_valid() {
+    async fn unless_joined_needs_no_token_while_valid() {
         let dir = tempfile::tempdir().unwrap();
         assert!(
             matches!(run(args(dir.path(), "edge-1")).await, Err(JoinError::Token(_))),
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_that_is_not_given_is_derived_from_the_server() {
+    fn missing_urls_derive_from_the_server() {
         for (servers, enroll_urls, enroll, tunnel) in [
             ("cloud.example", "", "https://cloud.example:10002", "wss://cloud.example:10000/v1/edge"),
             ("2001:db8::1", "", "https://[2001:db8::1]:10002", "wss://[2001:db8::1]:10000/v1/edge"),
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn several_servers_are_separated_by_commas_or_repeated() {
+    fn servers_are_repeated_or_separated_by_commas() {
         use clap::Parser;
         #[derive(Parser)]
         struct Line {

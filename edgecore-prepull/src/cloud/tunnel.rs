@@ -1,4 +1,4 @@
-//! The websocket to cloudcore: dialled by the edge, and dialled again whenever it is lost.
+//! The websocket to cloudcore. The edge dials it, and dials again after each loss.
 
 pub mod dial;
 mod route;
@@ -6,13 +6,13 @@ mod route;
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, Welcome};
 use tokio::sync::{mpsc, oneshot};
 
-/// Events of the tunnel, for the agent. Their order in one session is `Connecting`, `Connected`, any number of
-/// `Message`, `Disconnected`; a session that fails early goes from `Connecting` to `Disconnected`.
+/// Events of the tunnel, for the agent. In one session their order is `Connecting`, `Connected`, any number of
+/// `Message`, `Disconnected`. A session that fails early goes from `Connecting` to `Disconnected`.
 #[derive(Debug)]
 pub enum TunnelEvent {
-    /// The handshake is done, and the agent is asked for its `Hello`. Dropping the sender ends the attempt.
+    /// The handshake is done, and the agent should send its `Hello`. Dropping the sender ends the attempt.
     Connecting(oneshot::Sender<Hello>),
-    /// The cloud has answered with `Welcome`. Unacknowledged results must be sent again now.
+    /// The cloud has answered with `Welcome`. The agent must send unacknowledged results again.
     Connected(Welcome),
     /// The cloud sent a message.
     Message(CloudMessage),
@@ -33,8 +33,8 @@ impl Link {
         (Self { sender }, receiver)
     }
 
-    /// Sends a message over the session, or drops it if there is none. Neither loses anything: a result is in the ledger
-    /// and is sent again on the next session, and progress is soon out of date.
+    /// Sends a message over the session, or drops it if there's none. No message is lost for good: results are in the
+    /// ledger and are sent again in the next session, and progress is soon out of date.
     pub async fn send(&self, message: EdgeMessage) {
         // The receiver is dropped only when the program ends.
         let _ = self.sender.send(message).await;

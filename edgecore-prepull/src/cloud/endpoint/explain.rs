@@ -1,4 +1,4 @@
-//! Connection failures in words for the operator, each with its remedy.
+//! Connection failures explained to the operator, each with its remedy.
 
 use std::io;
 use std::net::IpAddr;
@@ -67,16 +67,16 @@ pub enum Trouble {
              is wrong"
     )]
     Refused(AlertDescription),
-    /// What listens at the address does not speak TLS.
+    /// The server at the address doesn't speak TLS.
     #[error("what listens there does not speak TLS: check the port")]
     NotTls,
-    /// Nothing listens at the address.
+    /// The address has no listener.
     #[error("connection refused: is cloudcore running there, and is the port right?")]
-    NobodyThere,
+    NoListener,
     /// The connection attempt timed out.
     #[error("no answer: is the address right, and does a firewall let this port through?")]
     NoAnswer,
-    /// Any other failure, as the operating system or rustls words it.
+    /// Any other failure, in the words of the operating system or of rustls.
     #[error("{0}")]
     Other(String),
 }
@@ -92,7 +92,7 @@ impl From<io::Error> for Trouble {
             return Self::from_tls(tls);
         }
         match error.kind() {
-            io::ErrorKind::ConnectionRefused => Self::NobodyThere,
+            io::ErrorKind::ConnectionRefused => Self::NoListener,
             io::ErrorKind::TimedOut => Self::NoAnswer,
             _ => Self::Other(with_causes(&error)),
         }
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cause_is_told_once_and_control_characters_are_replaced() {
+    fn a_cause_appears_once_without_control_characters() {
         let inner = io::Error::other("inner");
         assert_eq!(with_causes(&io::Error::other(inner)), "inner");
         assert_eq!(printable("a\nb\x1b[1m"), "a b [1m");
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_that_the_operator_can_mend_has_its_remedy() {
+    fn an_avoidable_failure_has_its_remedy() {
         let of = |kind: io::ErrorKind| Trouble::from(io::Error::from(kind)).to_string();
         assert!(of(io::ErrorKind::ConnectionRefused).starts_with("connection refused: is cloudcore running"));
         assert!(of(io::ErrorKind::TimedOut).contains("firewall"));

@@ -19,8 +19,8 @@ use tokio_rustls::TlsConnector;
 use super::explain::{Trouble, printable};
 use super::url::{CONNECT_DEADLINE, Endpoint};
 
-/// The limit for TLS handshake, request and answer together. The server looks the token up in its API server
-/// meanwhile.
+/// Deadline for TLS handshake, request and answer together. Within it, the server also looks up the token in its API
+/// server.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Why a request has no usable answer.
@@ -37,12 +37,12 @@ pub enum RequestError {
     /// The server did not answer in time; the field is its host and port.
     #[error("{0}: no answer within {DEADLINE:?}: try again")]
     TooSlow(String),
-    /// The server does not speak HTTP, broke off, or answered with something else.
+    /// The server doesn't speak HTTP, broke off, or sent an unexpected answer.
     #[error("{authority}: {reason}: is this cloudcore's enrolment port (10002)?")]
     Http {
         /// The server's host and port.
         authority: String,
-        /// The error as hyper words it.
+        /// The error as hyper reports it.
         reason: String,
     },
     /// The server refused the request.
@@ -63,7 +63,7 @@ pub enum RequestError {
 }
 
 impl RequestError {
-    /// Whether another server may still answer. What one server refuses, all of them would refuse.
+    /// Whether another server may still answer. A refusal would be the same on all of them.
     fn is_worth_another_server(&self) -> bool {
         match self {
             Self::Connection { .. } | Self::TooSlow(_) | Self::Http { .. } | Self::NoneOf(_) => true,
@@ -81,8 +81,8 @@ impl RequestError {
     }
 }
 
-/// Sends the request to one endpoint after the other until one answers, be it with a refusal. The request must be
-/// idempotent: a server whose answer was lost may have carried it out.
+/// Sends the request to one endpoint after the other until one answers, even if it refuses. The request must be
+/// idempotent: if the answer was lost, the server may have carried it out.
 pub(crate) async fn post_to_any<T: DeserializeOwned>(
     endpoints: &[Endpoint],
     path: &str,
@@ -99,7 +99,7 @@ pub(crate) async fn post_to_any<T: DeserializeOwned>(
     Err(if errors.len() == 1 { errors.remove(0) } else { RequestError::NoneOf(errors) })
 }
 
-/// Sends `body` to `path` of the endpoint, after the server has been verified as `tls` demands.
+/// Sends `body` to `path` of the endpoint, after verifying the server with `tls`.
 async fn post<T: DeserializeOwned>(
     endpoint: &Endpoint,
     path: &str,
@@ -143,7 +143,7 @@ async fn post<T: DeserializeOwned>(
     serde_json::from_slice(&body).map_err(|_| http("the answer is not what was asked for".to_owned()))
 }
 
-/// The reason beneath hyper's own `connection error`, such as a TLS alert.
+/// The cause below hyper's own `connection error`, such as a TLS alert.
 fn reason_of(error: &hyper::Error) -> String {
     match std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>()) {
         Some(io) => io.to_string(),

@@ -8,8 +8,8 @@ use rustls_pki_types::ServerName;
 use tokio::net::{TcpSocket, TcpStream, lookup_host};
 use tokio::time::timeout;
 
-/// The limit for connecting to one address; a name may have several. The kernel resends a SYN after 1 s and after
-/// 3 s: a host that has answered none of the three is down or behind a firewall, and another one may answer.
+/// Connect deadline per address; a name may have several addresses. The kernel resends a SYN after 1 s and after 3 s. A
+/// host that has answered none of the three is down or behind a firewall, so we try the next address.
 pub(crate) const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 
 /// The scheme of the tunnel's URLs.
@@ -43,14 +43,14 @@ pub enum BadUrl {
         /// The scheme that a URL must have.
         scheme: &'static str,
     },
-    /// The list is so long that trying each URL once would take too long.
+    /// The list is longer than we can try in a reasonable time.
     #[error("{} has {count} URLs: at most {most} are taken", flag(scheme))]
     TooMany {
         /// The scheme of the URLs.
         scheme: &'static str,
-        /// How many URLs there are.
+        /// Number of URLs in the list.
         count: usize,
-        /// How many there may be.
+        /// Largest number allowed.
         most: usize,
     },
 }
@@ -60,14 +60,14 @@ fn flag(scheme: &str) -> &'static str {
     if scheme == TUNNEL_SCHEME { "--tunnel-url" } else { "--enroll-url" }
 }
 
-/// Parses a host: a name, or an address with or without the brackets that it has in a URL.
+/// Parses a host: a name or an address, with or without the brackets of a URL.
 pub(crate) fn parse_host(text: &str) -> Option<&str> {
     let host = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
     ServerName::try_from(host).ok().map(|_| host)
 }
 
 impl Endpoint {
-    /// Parses a URL. Any scheme other than `scheme` is refused, so that nothing is ever sent unencrypted.
+    /// Parses a URL. Any scheme other than `scheme` is refused, so that we never send anything unencrypted.
     pub(crate) fn parse(url: &str, scheme: &'static str) -> Result<Self, BadUrl> {
         let bad = || BadUrl::Form { url: url.to_owned(), scheme };
         let uri: Uri = url.parse().map_err(|_| bad())?;
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_url_of_the_scheme_without_a_user_is_accepted() {
+    fn only_the_right_scheme_is_accepted() {
         let parse = |url| Endpoint::parse(url, "wss");
         let tunnel = parse("wss://cloud.example:10000/v1/edge").unwrap();
         assert_eq!((tunnel.authority().as_str(), tunnel.path.as_str()), ("cloud.example:10000", "/v1/edge"));

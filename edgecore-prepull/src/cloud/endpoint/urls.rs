@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use super::url::{BadUrl, ENROLL_SCHEME, Endpoint, TUNNEL_SCHEME};
 
-/// The URLs of a list are replicas of cloudcore, or routes to it. Trying all eight takes at most 40 s (5 s each),
-/// which is less than the longest wait between two rounds.
+/// The URLs of a list are replicas of cloudcore, or routes to it. Trying all eight takes at most 40 s (5 s each), less
+/// than the longest wait between two rounds.
 const MOST_URLS: usize = 8;
 
-/// URLs of one of cloudcore's ports, in the order in which they are tried: separated by commas in a flag, a list or
-/// one string in a file.
+/// URLs of one of cloudcore's ports, in the order in which we try them. A flag separates them by commas; a file has a
+/// list or a single string.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "OneOrMany", into = "Vec<String>")]
 pub struct Urls(Vec<String>);
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_is_read_from_comma_separated_text_and_from_json() {
+    fn a_list_is_commas_or_json() {
         let (a, b) = ("wss://a/v1/edge", "wss://b:7/v1/edge");
         let both = Urls(vec![a.to_owned(), b.to_owned()]);
         assert_eq!(Urls::from(vec![a.to_owned(), b.to_owned()]), both);
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn duplicates_are_dialled_once_and_an_empty_or_too_long_list_is_refused() {
+    fn duplicates_and_bad_lists_are_handled() {
         let dialled = |text: &str| {
             let endpoints = Urls::from(text).endpoints("wss")?;
             Ok::<_, BadUrl>(endpoints.iter().map(Endpoint::authority).collect::<Vec<_>>())

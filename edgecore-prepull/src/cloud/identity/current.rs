@@ -1,4 +1,4 @@
-//! The certificate in use, and its replacement by a newer one while the agent runs.
+//! The current certificate, which a newer one can replace while the agent runs.
 
 use std::fmt;
 use std::path::Path;
@@ -19,15 +19,15 @@ use super::patient::Patient;
 use super::peers::{PeerTls, peer_tls};
 use crate::cloud::clock::CloudClock;
 
-/// TLS sessions kept for resumption: the few tickets that the server dialled last hands out.
+/// TLS sessions kept for resumption: one server hands out a few tickets.
 const TICKETS: usize = 4;
 
-/// The identity of this node; all clones see a renewed certificate at once.
+/// The identity of this node. All clones see a renewed certificate immediately.
 #[derive(Clone)]
 pub struct Identity {
     pub(super) dir: StateDir,
     pub(super) current: Arc<watch::Sender<Arc<Current>>>,
-    /// When to renew because another CA signs by now, although the certificate has not aged yet.
+    /// Time at which to renew a certificate that isn't old yet, because another CA signs now.
     pub(super) renew_at: Arc<watch::Sender<Option<SystemTime>>>,
     pub(super) clock: Arc<CloudClock>,
 }
@@ -43,7 +43,7 @@ pub(crate) struct Current {
     certificate: CertificateDer<'static>,
     /// The CAs as PEM.
     pub(super) bundle: String,
-    /// Whether the certificate is of the CA that signs.
+    /// Whether the CA that signs now has issued the certificate.
     pub(super) is_of_signer: bool,
 }
 
@@ -54,8 +54,8 @@ impl fmt::Debug for Identity {
 }
 
 impl Identity {
-    /// Loads what `join` left in `state_dir`. The certificate may have expired: cloudcore-prepull may still renew it,
-    /// and this machine's clock may be wrong.
+    /// Loads the files that `join` wrote to `state_dir`. An expired certificate is accepted: cloudcore-prepull may
+    /// still renew it, and this machine's clock may be wrong.
     ///
     /// # Errors
     /// Among others [`IdentityError::NotJoined`], with its remedy.
@@ -67,7 +67,7 @@ impl Identity {
         Ok(Self { dir, current, renew_at: Arc::new(watch::Sender::new(None)), clock })
     }
 
-    /// The cloud's time, as the sessions tell it.
+    /// The cloud's time, updated by each session.
     pub(crate) fn clock(&self) -> &Arc<CloudClock> {
         &self.clock
     }
@@ -87,13 +87,13 @@ impl Identity {
         self.not_after() <= SystemTime::now()
     }
 
-    /// The current certificate, and a notification whenever it is replaced.
+    /// The current certificate, with a notification for each replacement.
     pub(crate) fn watch(&self) -> watch::Receiver<Arc<Current>> {
         self.current.subscribe()
     }
 
-    /// Takes over the certificate and the CAs on disk. Returns whether the certificate differs from the current one: only
-    /// then are sessions to begin anew.
+    /// Takes over the certificate and the CAs on disk. Returns whether the certificate has changed: only then must
+    /// sessions restart.
     pub(super) fn reload(&self) -> Result<bool, IdentityError> {
         let loaded = load_current(&self.dir, &self.clock)?;
         Ok(self.current.send_if_modified(|current| {
@@ -125,7 +125,7 @@ fn has_signed(ca: &CertificateDer<'_>, certificate: &CertificateDer<'_>) -> bool
     certificate.verify_signature(Some(ca.public_key())).is_ok()
 }
 
-/// These CAs and no others.
+/// A root store with exactly these CAs.
 pub(super) fn trusted(cas: Vec<CertificateDer<'static>>) -> Result<rustls::RootCertStore, rustls::Error> {
     let mut roots = rustls::RootCertStore::empty();
     for ca in cas {
@@ -134,7 +134,7 @@ pub(super) fn trusted(cas: Vec<CertificateDer<'static>>) -> Result<rustls::RootC
     Ok(roots)
 }
 
-/// TLS that trusts our CAs alone. Each certificate has a session store of its own, because a ticket stands for the
+/// TLS that trusts only our CAs. Each certificate has its own session store, because a ticket stands for the
 /// certificate that it was issued to.
 fn client_tls(
     cas: Vec<CertificateDer<'static>>,
@@ -145,7 +145,8 @@ fn client_tls(
     let cloud = WebPkiServerVerifier::builder_with_provider(trusted(cas)?.into(), Arc::clone(&provider))
         .build()
         .map_err(|error| rustls::Error::General(error.to_string()))?;
-    // By this machine's clock and not by the cloud's: a cloud that once said a wrong time would lock us out.
+    // Use this machine's clock rather than the cloud's: otherwise a cloud that sent a wrong time once would lock us
+    // out.
     let mut config = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?
         .dangerous() // demanded by rustls for every verifier but its own

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The remedy where the operating system denies access to a file of the state directory.
+/// The remedy if the operating system denies access to a file of the state directory.
 pub(crate) const REMEDY_OF_DENIAL: &str =
     "permission denied: run edgecore-prepull as root, or give it a --state-dir of its own";
 
@@ -31,7 +31,7 @@ pub enum IdentityError {
         /// The file.
         path: PathBuf,
     },
-    /// The content of a file is not what belongs there.
+    /// A file has malformed or unexpected content.
     #[error("{}: {reason}: join again with a new token", path.display())]
     Malformed {
         /// The file.
@@ -39,12 +39,12 @@ pub enum IdentityError {
         /// What is wrong with its content.
         reason: &'static str,
     },
-    /// rustls refuses the certificate or the key.
+    /// rustls rejects the certificate or the key.
     #[error("the certificate in {} cannot be used: {reason}: join again with a new token", dir.display())]
     Unusable {
         /// The directory `DIR/pki`.
         dir: PathBuf,
-        /// The error as rustls words it.
+        /// The error as rustls reports it.
         reason: String,
     },
 }

@@ -1,4 +1,4 @@
-//! The files `DIR/pki/*` and `DIR/connection.json`, written so that a power cut leaves either the old or the new.
+//! The files `DIR/pki/*` and `DIR/connection.json`. After a power cut each is either the old version or the new one.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -23,11 +23,11 @@ pub(crate) const DEFAULT_STATE_DIR: &str = "/var/lib/edgecore-prepull";
 const CA: &str = "ca.crt";
 const CERTIFICATE: &str = "client.crt";
 const KEY: &str = "client.key";
-/// The key of a certificate that has been requested. It replaces [`KEY`] once the certificate has been written; in
-/// between, [`StateDir::read_pki`] finds out which of the two keys belongs to the certificate.
+/// The key of a certificate that was requested. It replaces [`KEY`] once the certificate is written. In between,
+/// [`StateDir::read_pki`] finds out which of the two keys belongs to the certificate.
 const NEW_KEY: &str = "client.key.new";
 
-/// Content of `DIR/connection.json`: where cloudcore is, as `join` was told.
+/// Content of `DIR/connection.json`: the addresses of cloudcore, as given to `join`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Connection {
@@ -75,11 +75,11 @@ pub(crate) struct Facts {
     pub(crate) public_key: Vec<u8>,
 }
 
-/// A key whose certificate is still to be issued.
+/// A key that has no certificate yet.
 pub(crate) struct NewKey(KeyPair);
 
 impl NewKey {
-    /// A certificate request in PEM. Only its key matters: the server knows by other means which node asks.
+    /// A certificate request in PEM. Only its key matters: the server identifies the node by other means.
     pub(crate) fn csr(&self) -> Result<String, rcgen::Error> {
         CertificateParams::default().serialize_request(&self.0)?.pem()
     }
@@ -90,7 +90,7 @@ impl NewKey {
     }
 }
 
-/// Parses a certificate that the server issued, and makes sure that it is for this node and this key.
+/// Parses a certificate that the server issued, and checks that it's for this node and this key.
 pub(crate) fn check_issued(pem: &str, node: &NodeName, key: &NewKey) -> Result<Facts, &'static str> {
     let facts = parse_facts(&parse_pem(pem)?)?;
     if facts.node != *node {
@@ -199,7 +199,7 @@ impl StateDir {
         Ok((der, facts))
     }
 
-    /// Reads a key; none if there is no file, or if the key does not belong to the certificate.
+    /// Reads a key. `None` if the file is missing, or if the key doesn't belong to the certificate.
     fn read_key(&self, name: &str, facts: &Facts) -> Result<Option<PrivateKeyDer<'static>>, IdentityError> {
         let path = self.in_pki(name);
         let pem = match read_text(&path) {
@@ -219,8 +219,8 @@ impl StateDir {
             .map_err(|_| IdentityError::Malformed { path, reason })
     }
 
-    /// The key for a certificate request: the one of an earlier request that got no answer, or else a new one, which
-    /// is on disk when this returns.
+    /// The key for a certificate request. Reuses the key of a request that got no answer; otherwise creates a new one,
+    /// which is on disk when this returns.
     pub(crate) fn requested_key(&self) -> Result<NewKey, IdentityError> {
         let path = self.in_pki(NEW_KEY);
         if let Ok(pem) = fs::read_to_string(&path)
@@ -240,7 +240,7 @@ impl StateDir {
         self.read_certificate().ok().map(|(_, facts)| facts.public_key)
     }
 
-    /// Stores a certificate and puts the key that it was requested with in place.
+    /// Stores a certificate and activates the key that it was requested with.
     pub(crate) fn store_certificate(&self, certificate: &str) -> Result<(), IdentityError> {
         write(&self.in_pki(CERTIFICATE), certificate.as_bytes(), 0o644)?;
         self.promote_key()
@@ -254,13 +254,13 @@ impl StateDir {
         write(&path, &json, 0o644)
     }
 
-    /// Stores the CA and the URLs. Must come before the certificate, whose presence means that this node has joined.
+    /// Stores the CA and the URLs. Must come before the certificate, whose presence marks this node as joined.
     pub(crate) fn store_connection(&self, ca: &str, connection: &Connection) -> Result<(), IdentityError> {
         self.redirect(connection)?;
         write(&self.in_pki(CA), ca.as_bytes(), 0o644)
     }
 
-    /// Stores the CAs to trust. Whichever of the files the power leaves, the certificate stays usable.
+    /// Stores the CAs to trust. The certificate stays usable at any power cut.
     pub(super) fn store_bundle(&self, bundle: &str) -> Result<(), IdentityError> {
         write(&self.in_pki(CA), bundle.as_bytes(), 0o644)
     }
@@ -281,11 +281,10 @@ fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), IdentityError> {
     replace_file(path, bytes, mode).map_err(|source| IdentityError::file("write", path, source))
 }
 
-/// Writes a file atomically: to a temporary file first, which is synced and then renamed. The mode is not subject to
-/// the umask.
+/// Writes a file atomically: writes and syncs a temporary file, then renames it. The umask doesn't apply to the mode.
 pub(crate) fn replace_file(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let temporary = temporary_of(path);
-    // One that an earlier attempt left behind may have another mode.
+    // A temporary file of an earlier attempt may have another mode.
     let _ = fs::remove_file(&temporary);
     let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary)?;
     file.set_permissions(fs::Permissions::from_mode(mode))?;
@@ -295,7 +294,7 @@ pub(crate) fn replace_file(path: &Path, bytes: &[u8], mode: u32) -> io::Result<(
     sync_dir(path)
 }
 
-/// The file that [`replace_file`] writes first.
+/// The temporary file of [`replace_file`].
 pub(crate) fn temporary_of(path: &Path) -> PathBuf {
     path.with_extension("tmp")
 }

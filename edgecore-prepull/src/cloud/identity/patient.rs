@@ -1,5 +1,5 @@
-//! Verification of the cloud on a machine whose clock isn't set: it says 1970, or some time before this program was
-//! made, and by that no certificate is valid yet. Without a session the machine would never learn the time.
+//! Verification of the cloud on a machine with a clock that isn't set. The clock shows 1970, or another time before this
+//! program was built, at which no certificate is valid yet. Without a session the machine would never learn the time.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
 use crate::cloud::clock::{is_machine_set, verify_at};
 
-/// Verifies as rustls does, except that with a clock that isn't set, a certificate of our CA may be newer than now.
+/// Verifies like rustls. But if the clock isn't set, a certificate of our CA may start in the future.
 #[derive(Debug)]
 pub(in crate::cloud) struct Patient(pub(in crate::cloud) Arc<WebPkiServerVerifier>);
 

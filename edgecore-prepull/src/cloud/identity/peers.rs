@@ -1,4 +1,4 @@
-//! TLS between the nodes of a site: both show the certificate that they have for the cloud.
+//! TLS between the nodes of a site. Both sides present the certificate that they use for the cloud.
 
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ use super::current::trusted;
 use super::files::parse_facts;
 use crate::cloud::clock::CloudClock;
 
-/// What a node needs to read from its neighbours, and to serve them.
+/// TLS for reading from the neighbours and for serving them.
 pub(crate) struct PeerTls {
     pub(crate) client: Arc<ClientConfig>,
     pub(crate) server: Arc<ServerConfig>,
 }
 
-/// TLS with these CAs and this certificate. Its time is the cloud's.
+/// TLS with these CAs and this certificate, at the cloud's time.
 pub(super) fn peer_tls(
     cas: &[CertificateDer<'static>],
     certificate: &CertificateDer<'static>,
@@ -35,20 +35,20 @@ pub(super) fn peer_tls(
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_client_cert_verifier(Arc::clone(&nodes))
         .with_single_cert(vec![certificate.clone()], key.clone_key())?;
-    // Each connection reads one blob; nobody comes back soon enough.
+    // Each connection reads one blob, so no client would reuse a ticket.
     server.send_tls13_tickets = 0;
     let mut client = ClientConfig::builder_with_details(provider, clock.clone())
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(NodeVerifier(nodes)))
         .with_client_auth_cert(vec![certificate.clone()], key.clone_key())?;
-    // Whoever listens in the LAN need not see the names of nodes.
+    // Hide the names of nodes from listeners in the LAN.
     client.enable_sni = false;
     Ok(PeerTls { client: Arc::new(client), server: Arc::new(server) })
 }
 
-/// Accepts the certificate of the node that is expected, and no other: nodes have certificates of clients, which say who
-/// they are and not where.
+/// Accepts only the certificate of the expected node. Nodes have client certificates, which name the node and not its
+/// address.
 #[derive(Debug)]
 struct NodeVerifier(Arc<dyn ClientCertVerifier>);
 
@@ -91,7 +91,7 @@ impl ServerCertVerifier for NodeVerifier {
     }
 }
 
-/// The node that a certificate is for, which TLS has verified.
+/// The node name in a certificate that TLS has verified.
 pub(crate) fn node_of(certificate: &CertificateDer<'_>) -> Option<NodeName> {
     Some(parse_facts(certificate).ok()?.node)
 }

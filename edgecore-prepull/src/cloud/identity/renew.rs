@@ -12,18 +12,18 @@ use super::files::check_issued;
 use crate::backoff::{Backoff, random};
 use crate::cloud::endpoint::{BadUrl, ENROLL_SCHEME, RequestError, Urls, post_to_any};
 
-/// The first and the longest wait after a failed renewal, with full jitter. There is no hurry, since a third of the
-/// certificate's life is left, and the fleet must not come back all at once.
+/// The first and the longest wait after a failed renewal, with full jitter. There's no hurry, since a third of the
+/// certificate's life is left, and the fleet must not return in one moment.
 const RETRY: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
-/// The first wait while another CA signs by now: the rotation ends only when every edge has renewed, and a cloudcore that
-/// was killed in the middle is followed by another one within seconds. Only the edges whose turn it was meanwhile ask
-/// again, 50 for each second; and who goes on failing asks as seldom as otherwise.
+/// The first wait while the CA is being rotated. The rotation ends only when every edge has renewed, and a cloudcore
+/// that was killed in the middle has a successor within seconds. Only the edges that were due in between retry this
+/// soon, 50 a second, and repeated failures back off as usual.
 const FIRST_RETRY_IN_ROTATION: Duration = Duration::from_secs(5);
-/// The shortest wait after a failed renewal, whatever the jitter says.
+/// The shortest wait after a failed renewal, regardless of the jitter.
 const SHORTEST_RETRY: Duration = Duration::from_secs(1);
-/// The longest sleep. Sleep follows the monotonic clock, certificates the wall clock, which may jump meanwhile.
+/// The longest sleep. Sleep follows the monotonic clock, but certificates follow the wall clock, which may jump.
 const LONGEST_SLEEP: Duration = Duration::from_secs(600);
-/// The time between two looks for the certificate of a new `join`, while the one in use has expired.
+/// Interval of looking for the certificate of a new `join`, while the current one is expired.
 const LOOK_FOR_JOIN: Duration = Duration::from_secs(60);
 /// The shortest time between two renewals, however short-lived the certificates are.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(60);
@@ -57,8 +57,8 @@ impl RenewError {
 }
 
 impl Identity {
-    /// Requests a certificate for a new key from the first server that answers, over mTLS with the current one. All
-    /// users of this identity have the new certificate from then on.
+    /// Requests a certificate for a new key from the first server that answers, over mTLS with the current one. From
+    /// then on, all users of this identity have the new certificate.
     pub async fn renew(&self, enroll_urls: impl Into<Urls>) -> Result<(), RenewError> {
         let endpoints = enroll_urls.into().endpoints(ENROLL_SCHEME)?;
         let key = self.dir.requested_key()?;
@@ -74,9 +74,9 @@ impl Identity {
         Ok(())
     }
 
-    /// Renews the certificate at two thirds of its life, plus a random delay, until `shutdown`. One that has expired is
-    /// renewed at once: cloudcore-prepull does so for some time (`--renew-grace`). Where it does not any more, this
-    /// goes on, more and more seldom, and takes over the certificate of a new `join`.
+    /// Renews the certificate at two thirds of its life, plus a random delay, until `shutdown`. An expired certificate
+    /// is renewed immediately, which cloudcore-prepull allows for some time (`--renew-grace`). After that, this keeps
+    /// trying with growing waits, and takes over the certificate of a new `join`.
     pub async fn keep_renewed(self, enroll_urls: impl Into<Urls>, shutdown: CancellationToken) {
         let enroll_urls = enroll_urls.into();
         let work = async {
@@ -128,7 +128,7 @@ impl Identity {
         self.renew(enroll_urls.clone()).await
     }
 
-    /// Sleeps; where the certificate has expired, no longer than until a new `join` has left another one.
+    /// Sleeps. If the certificate has expired, wakes up when a new `join` has stored another one.
     async fn sleep_or_take_over(&self, pause: Duration) {
         let end = tokio::time::Instant::now() + pause;
         loop {
@@ -141,7 +141,7 @@ impl Identity {
         }
     }
 
-    /// Whether another CA signs by now than the one that has signed the certificate.
+    /// Whether another CA signs now than the one that issued the certificate.
     fn is_superseded(&self) -> bool {
         self.renew_at.borrow().is_some()
     }
@@ -167,8 +167,8 @@ impl Identity {
     }
 }
 
-/// Waits until the cloud names a CA that asks for a renewal, and then for the time that it gives. What the
-/// receiver has seen does not count: it was there when the wait was chosen.
+/// Waits until the cloud names a CA that requires a renewal, and then until the time that it gives. A value that the
+/// receiver has already seen doesn't count: the wait was chosen with it in mind.
 pub(super) async fn until_a_rotation_asks(mut renew_at: watch::Receiver<Option<SystemTime>>) {
     let mut asked: Option<SystemTime> = None;
     loop {
@@ -211,8 +211,8 @@ impl Retries {
     }
 }
 
-/// When to renew: after two thirds of the certificate's life, plus up to a twentieth of it, so that edges that joined
-/// together do not renew together.
+/// Time to renew: after two thirds of the certificate's life, plus up to a twentieth of it, so that edges that joined
+/// together don't renew together.
 fn due(not_before: SystemTime, not_after: SystemTime, chance: f64) -> SystemTime {
     let life = not_after.duration_since(not_before).unwrap_or_default();
     not_before + life * 2 / 3 + (life / 20).mul_f64(chance)
@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_certificate_is_due_at_two_thirds_of_its_life() {
+    fn renewal_is_due_at_two_thirds() {
         let day = |n: u64| UNIX_EPOCH + Duration::from_secs(n * 24 * 3600);
         assert_eq!(due(day(100), day(130), 0.0), day(120));
         assert_eq!(due(day(100), day(130), 1.0), day(121) + Duration::from_secs(12 * 3600));
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_renewal_is_soon_repeated_while_another_ca_signs_and_more_and_more_seldom() {
+    fn failed_renewals_retry_soon_during_a_rotation() {
         let waits = |is_superseded| {
             let mut retries = Retries::new();
             [(); 11].map(|()| retries.next(is_superseded, 1.0).as_secs())

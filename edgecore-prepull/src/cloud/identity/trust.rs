@@ -1,4 +1,4 @@
-//! The CAs that this node trusts, as cloudcore changes them while the CA is rotated.
+//! The CAs that this node trusts, which cloudcore changes during a rotation of the CA.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,10 +10,10 @@ use super::current::Identity;
 use super::error::IdentityError;
 use super::files::{are_cas, parse_bundle};
 
-/// The longest time over which a renewal is spread, whatever the cloud says.
+/// The longest time over which a renewal is spread, even if the cloud asks for more.
 const LONGEST_SPREAD: Duration = Duration::from_secs(3600);
 
-/// Why the CAs were not taken over.
+/// Reason why the CAs were not taken over.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TrustError {
     #[error("the list of CAs cannot be used: {0}")]
@@ -23,19 +23,19 @@ pub(crate) enum TrustError {
 }
 
 impl Identity {
-    /// The name of the CAs that this node trusts.
+    /// The name of the set of CAs that this node trusts.
     pub(crate) fn trusts(&self) -> String {
         bundle_id(&self.current.borrow().bundle)
     }
 
-    /// Whether the CA with this SHA-256 is one that this node trusts.
+    /// Whether this node trusts the CA with this SHA-256.
     pub(crate) fn is_trusted(&self, fingerprint: &[u8; 32]) -> bool {
         let cas = parse_bundle(&self.current.borrow().bundle).unwrap_or_default();
         cas.iter().any(|ca| digest(&SHA256, ca).as_ref() == fingerprint)
     }
 
-    /// Trusts these CAs from now on, also after a restart. If the certificate is of another CA than the first, it is
-    /// renewed soon; `chance`, from 0 to 1, says how soon. Sessions go on.
+    /// Trusts these CAs from now on, also after a restart. If another CA than the first one issued the certificate,
+    /// it's renewed soon; `chance`, from 0 to 1, spreads these renewals. Sessions go on.
     pub(crate) fn trust(&self, cas: &TrustedCas, now: SystemTime, chance: f64) -> Result<String, TrustError> {
         let certificates = parse_bundle(&cas.bundle).map_err(TrustError::Bundle)?;
         if !are_cas(&certificates) {
@@ -48,7 +48,7 @@ impl Identity {
         let is_of_signer = self.current.borrow().is_of_signer;
         let due = (!is_of_signer).then(|| now + cas.renew_within.min(LONGEST_SPREAD).mul_f64(chance));
         self.renew_at.send_if_modified(|at| {
-            // A second message must not put it off.
+            // A second message must not postpone the renewal.
             let next = due.map(|due| at.map_or(due, |at| at.min(due)));
             std::mem::replace(at, next) != next
         });

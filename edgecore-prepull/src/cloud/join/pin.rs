@@ -15,7 +15,7 @@ use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use crate::cloud::endpoint::PinMismatch;
 use crate::cloud::identity::patient::Patient;
 
-/// Trusts the one CA whose certificate has the SHA-256 `pin`. The server must send that certificate in its chain; the
+/// Trusts only the CA with a certificate of the SHA-256 `pin`. The server must send that certificate in its chain. The
 /// server's own certificate is then verified as usual: signature, time and name. After a rotation of the CA, its issuer
 /// may be a newer CA that the pinned one has certified.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ impl PinnedCa {
         Ok(Arc::new(config))
     }
 
-    /// The CA, once a server has been verified.
+    /// The CA, once a server was verified.
     pub(super) fn found_pem(&self) -> Option<String> {
         self.found.get().map(|ca| certificate_pem(ca))
     }
@@ -74,7 +74,7 @@ impl ServerCertVerifier for PinnedCa {
             ocsp_response,
             now,
         )?;
-        // Already set by an earlier handshake, it holds the same CA: the hash is the same.
+        // An earlier handshake may have set it. Then it's the same CA, because the hash is the same.
         let _ = self.found.set(ca);
         Ok(proof)
     }

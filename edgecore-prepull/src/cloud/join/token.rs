@@ -1,4 +1,4 @@
-//! The join token, as the command line gives it.
+//! The join token from the command line.
 
 use std::io::{IsTerminal as _, Read, Write as _};
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use prepull_api::enroll::JoinToken;
 
 use super::JoinError;
 
-/// A token has 142 bytes. What is longer is another file, which is not read to its end.
+/// A token has 142 bytes. A longer file is something else, so we don't read it to its end.
 const MAX_FILE: u64 = 4096;
 
 /// Where the join token is taken from.
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_taken_from_a_file_before_the_argument_and_neither_is_printed() {
+    fn a_token_file_wins_and_is_not_printed() {
         let token = format!("{}.{}.{}", "a".repeat(64), "b".repeat(12), "c".repeat(64));
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("token");

@@ -1,5 +1,5 @@
-//! The task that keeps a session up: dials, greets, carries messages, waits, and dials again. [`super::route`] decides
-//! which address is dialled, and when.
+//! The task that keeps a session up: it dials, sends `Hello`, carries messages, waits, and dials again.
+//! [`super::route`] chooses the address and the wait.
 
 mod end;
 
@@ -30,14 +30,14 @@ use crate::cloud::identity::{Current, Identity};
 use crate::metrics::Metrics;
 use end::{End, from_websocket};
 
-/// The shortest and the longest heartbeat that a cloud may choose. With a shorter one the fleet would be busy with
-/// pings; with a longer one a NAT would forget the connection unnoticed.
+/// The shortest and the longest heartbeat that a cloud may choose. A shorter one would fill the link with pings; with a
+/// longer one a NAT would silently forget the connection.
 const HEARTBEATS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(300));
 
 /// Timing of the tunnel's edge side.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Upper bound of the first wait after a round of failed attempts; it grows by what has been waited.
+    /// Upper bound of the first wait after a round of failed attempts. It grows by the time already waited.
     pub first_backoff: Duration,
     /// Upper bound of all later waits.
     pub last_backoff: Duration,
@@ -45,8 +45,8 @@ pub struct Settings {
     pub stable_after: Duration,
     /// The limit for the TCP connection to one address.
     pub connect_deadline: Duration,
-    /// The limit for the handshakes of TLS and websocket. It is longer than the server's, which can give a reason when it
-    /// gives up first.
+    /// Deadline for the handshakes of TLS and websocket. It's longer than the server's, because a server that gives up
+    /// first can send a reason.
     pub handshake_deadline: Duration,
     /// The limit for the agent's `Hello` and the cloud's `Welcome` together.
     pub welcome_deadline: Duration,
@@ -95,7 +95,8 @@ pub async fn run_with(
     Dial::new(settings, identity, events, shutdown).keep_session(tunnel_urls.into(), outgoing).await
 }
 
-/// [`run`], with the address of the session in the metrics, and that of this node for its neighbours in `Hello`.
+/// [`run`] that also keeps the address of the session in the metrics, and sends this node's address for its neighbours
+/// in `Hello`.
 pub(crate) async fn run_measured(
     (metrics, peer_address): (Arc<Metrics>, PeerAddress),
     identity: Identity,
@@ -118,24 +119,24 @@ struct Dial {
     shutdown: CancellationToken,
     metrics: Option<Arc<Metrics>>,
     peer_address: PeerAddress,
-    /// The address of this machine that the session is from.
+    /// The local address of the session.
     local: Option<SocketAddr>,
 }
 
 /// Where the neighbours of the site reach this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum PeerAddress {
-    /// Nowhere: it serves none.
+    /// Not reachable: it serves no neighbour.
     #[default]
     None,
-    /// At the address of this machine that the tunnel is from, at this port.
+    /// At the local address of the tunnel, at this port.
     Port(u16),
     /// At these addresses, each as HOST:PORT.
     Given(Vec<String>),
 }
 
 impl PeerAddress {
-    /// What is said of it in a session from this address of the machine. A neighbour cannot reach the loopback interface.
+    /// The address to announce in a session with this local address. A neighbour can't reach the loopback interface.
     fn door(&self, local: Option<SocketAddr>) -> Option<PeerDoor> {
         let addresses = match self {
             Self::None => return None,
@@ -152,7 +153,7 @@ impl PeerAddress {
 /// The outcome of an attempt.
 struct Attempt {
     end: End,
-    /// The duration of the session, counted from `Welcome`; none if it did not come to that.
+    /// The duration of the session, counted from `Welcome`. `None` if there was no `Welcome`.
     lasted: Option<Duration>,
 }
 
@@ -196,7 +197,7 @@ impl Dial {
             let waiting = async {
                 tokio::select! {
                     () = sleep(wait) => {}
-                    // What was refused to an expired certificate is worth another attempt.
+                    // An attempt that failed because of an expired certificate is worth repeating.
                     Ok(()) = self.identity.changed() => {}
                 }
             };
@@ -245,13 +246,14 @@ impl Dial {
                 None => drop(channel),
             }
         };
-        let told = self.send_event(TunnelEvent::Disconnected);
+        let notified = self.send_event(TunnelEvent::Disconnected);
         // The agent may be blocked in a send before it receives the event.
-        drop_meanwhile(async { tokio::join!(farewell, told) }, outgoing).await;
+        drop_meanwhile(async { tokio::join!(farewell, notified) }, outgoing).await;
         Attempt { end, lasted }
     }
 
-    /// Sends an event to the agent. During shutdown it is dropped if the queue is full: nobody may be receiving.
+    /// Sends an event to the agent. During shutdown it's dropped if the queue is full, because the agent may no longer
+    /// receive.
     async fn send_event(&self, event: TunnelEvent) {
         match self.shutdown.run_until_cancelled(self.events.reserve()).await {
             Some(Ok(permit)) => permit.send(event),
@@ -328,8 +330,8 @@ impl Dial {
         hello.await.ok()
     }
 
-    /// Carries messages both ways until the session ends. The socket is read only while there is room for an event, but
-    /// always written: the agent may be blocked in a send before it receives again.
+    /// Carries messages both ways until the session ends. We read from the socket only while there's room for an event,
+    /// but always write: the agent may be blocked in a send before it receives again.
     async fn carry(
         &mut self,
         channel: &mut Tunnel,
@@ -392,7 +394,7 @@ impl Dial {
                 tracing::info!(bundle, "the CAs that the cloud named are trusted");
                 Some(EdgeMessage::Trusts { bundle })
             }
-            // The CAs of before are trusted still, and the cloud names them again in the next session.
+            // We still trust the previous CAs, and the cloud names the new ones again in the next session.
             Err(error) => {
                 tracing::error!(%error, "the CAs that the cloud named were not taken over");
                 None
@@ -408,14 +410,14 @@ fn upgrade_request(endpoint: &Endpoint) -> Result<tungstenite::handshake::client
     Ok(request)
 }
 
-/// Does `work` and meanwhile drops messages from `outgoing`, so that the agent never waits for a session.
+/// Runs `work` and drops messages from `outgoing` until it's done, so that the agent never waits for a session.
 async fn drop_meanwhile<T>(work: impl Future<Output = T>, outgoing: &mut mpsc::Receiver<EdgeMessage>) -> T {
     let dropping = async {
         while outgoing.recv().await.is_some() {}
         std::future::pending().await
     };
     tokio::select! {
-        // In this order nothing is dropped once the work is done: messages after `Connected` must be sent.
+        // Biased, so that nothing is dropped once the work is done: messages after `Connected` must be sent.
         biased;
         done = work => done,
         never = dropping => never,

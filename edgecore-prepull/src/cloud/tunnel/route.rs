@@ -1,14 +1,14 @@
-//! The choice of the next address and of the wait before it is dialled; pure.
+//! The choice of the next address and of the wait before dialling it. Pure.
 //!
-//! A *round* is one attempt at each address. Within a round there is no wait, because an address without a listener is
-//! normal: a standby does not listen. Between rounds there is a wait, so that the edges of a cloud that went away come
-//! back spread over time.
+//! A *round* is one attempt at each address. There's no wait within a round, because an address without a listener is
+//! normal: a standby doesn't listen. There's a wait between rounds, so that after an outage the edges return spread
+//! over time.
 
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-/// The longest wait that a `Goaway` may demand. A drain is over in minutes, and a wrong value must not keep a node away
-/// for days.
+/// The longest wait that a `Goaway` may ask for. A drain is over in minutes, and a wrong value must not keep a node
+/// away for days.
 const LONGEST_GOAWAY: Duration = Duration::from_secs(600);
 
 /// How an attempt at the current address ended.
@@ -16,11 +16,11 @@ const LONGEST_GOAWAY: Duration = Duration::from_secs(600);
 pub(super) enum Ended {
     /// No session was established.
     Failed,
-    /// A session broke off. As far as is known, the address still works.
+    /// A session broke off. As far as we know, the address still works.
     Lost,
-    /// A session ended because its server hangs or is shutting down: it would hold up the next attempt as well.
+    /// A session ended because its server hangs or is shutting down, so that the next attempt would hang as well.
     Gone,
-    /// The server asked to be left alone: it is shutting down or overloaded.
+    /// The server sent `Goaway`: it's shutting down or overloaded.
     Goaway {
         /// The wait that it asked for.
         after: Duration,
@@ -40,10 +40,10 @@ pub(super) struct Route {
     stable_after: Duration,
 }
 
-/// The waits between rounds: a random part of the first one and of all that has been waited so far. So nobody is away
-/// for much more than twice as long as the cloud.
+/// The waits between rounds: a random part of the first wait plus all the time waited so far. So no edge stays away for
+/// much more than twice as long as the cloud.
 ///
-/// If every round doubled the ceiling, however short its wait was by chance, a few of ten thousand edges would try five
+/// If every round doubled the ceiling, however short its random wait was, a few of ten thousand edges would try five
 /// times within the two seconds of a restart, and then wait for half a minute.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waits {
@@ -63,7 +63,7 @@ impl Waits {
     fn next(&mut self, chance: f64) -> Duration {
         let ceiling = (self.first + self.waited).min(self.last);
         let wait = ceiling.mul_f64(chance.clamp(0.0, 1.0));
-        // What is beyond the last ceiling makes no difference any more.
+        // Anything beyond the last ceiling makes no difference.
         self.waited = (self.waited + wait).min(self.last);
         wait
     }
@@ -95,16 +95,17 @@ impl Route {
         if !round_goes_on {
             self.tried = 0;
         }
-        // The next attempt stays at an address that worked, and otherwise goes on to the next one.
+        // Stay at an address that worked; otherwise move on to the next one.
         if !matches!(ended, Ended::Lost | Ended::Renewed) {
             self.index = (self.index + 1) % self.addresses;
         }
         match ended {
             Ended::Failed if round_goes_on => Duration::ZERO,
             Ended::Failed | Ended::Lost | Ended::Gone => self.waits.next(chance),
-            // The wait applies to the other addresses too: cloudcore spreads its edges to protect whoever takes over.
+            // The wait applies to the other addresses too: cloudcore spreads its edges to protect the replica that
+            // takes over.
             Ended::Goaway { after } => after.min(LONGEST_GOAWAY),
-            // Nothing failed.
+            // This isn't a failure.
             Ended::Renewed => Duration::ZERO,
         }
     }
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn only_between_rounds_there_is_a_wait_and_it_doubles() {
+    fn only_rounds_have_a_wait_that_doubles() {
         let failed = (Ended::Failed, None);
         for (addresses, expected) in [
             (1, vec![(0, 1), (0, 2), (0, 4), (0, 8), (0, 16), (0, 32), (0, 60), (0, 60)]),
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_round_begins_at_an_address_that_worked_or_else_after_it() {
+    fn the_next_round_keeps_a_working_address() {
         let goaway = Ended::Goaway { after: Duration::from_secs(7) };
         let long = Ended::Goaway { after: 10 * LONGEST_GOAWAY };
         for (ended, expected) in [
@@ -160,7 +161,7 @@ mod tests {
             let served = (ended, Some(5));
             let steps = steps(3, &[failed, served, failed, failed, failed]);
             let (at, _) = expected;
-            // The rest of the round: every other address once.
+            // The rest of the round: each other address once.
             let round = [((at + 1) % 3, 0), ((at + 2) % 3, 0)];
             assert_eq!(steps[..4], [(1, 0), expected, round[0], round[1]], "{ended:?}");
             assert_eq!(steps[4].0, at, "{ended:?}");
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_goaway_is_obeyed_without_a_session_too() {
+    fn a_goaway_is_obeyed_without_a_session() {
         let goaway = Ended::Goaway { after: Duration::from_secs(7) };
         assert_eq!(steps(2, &[(goaway, None), (goaway, None)]), [(1, 7), (0, 7)]);
     }
@@ -184,8 +185,8 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_away_for_more_than_twice_as_long_as_the_cloud_and_a_second() {
-        // Numbers from 0 to 1 that look random and are the same in every run.
+    fn no_edge_stays_away_twice_as_long() {
+        // Pseudo-random numbers from 0 to 1, the same in every run.
         let mut state = 1_u64;
         let mut chance = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -193,7 +194,7 @@ mod tests {
         };
         for away in [1500, 2200, 5000, 20_000].map(Duration::from_millis) {
             let back = (0..10_000).map(|_| {
-                // The session is lost, and whoever dials is refused at once until the cloud is there again.
+                // The session is lost, and each attempt is refused immediately until the cloud is back.
                 let (mut route, mut ended, mut now) = (route(1), Ended::Lost, Duration::ZERO);
                 while now < away {
                     now += route.advance(ended, Some(3 * MINUTE).filter(|_| ended == Ended::Lost), chance());
@@ -211,7 +212,7 @@ mod tests {
 
     #[test]
     fn a_failover_takes_at_most_one_wait() {
-        // A stable session breaks off, its server is gone, and the second of two has taken over.
+        // A stable session breaks off, its server is gone, and the second server has taken over.
         let steps = steps(2, &[(Ended::Lost, Some(3600)), (Ended::Failed, None)]);
         assert_eq!(steps, [(0, 1), (1, 0)]);
     }

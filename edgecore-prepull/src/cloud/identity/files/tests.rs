@@ -43,7 +43,7 @@ impl State {
 }
 
 #[test]
-fn a_key_without_a_certificate_is_private_and_used_again() {
+fn a_key_without_certificate_is_reused() {
     let state = state();
     let first = state.dir.requested_key().unwrap();
     assert_eq!(state.dir.requested_key().unwrap().public_key(), first.public_key());
@@ -70,11 +70,11 @@ fn a_stored_identity_is_read_back() {
 }
 
 #[test]
-fn a_power_cut_between_certificate_and_key_keeps_the_new_identity() {
+fn a_cut_before_the_key_keeps_the_new() {
     let state = state();
     state.join("edge-1");
     let key = state.dir.requested_key().unwrap();
-    // The renewed certificate has been written, and its key is not in place yet.
+    // The renewed certificate is written, and its key isn't in place yet.
     write(&state.path("pki/client.crt"), State::certificate(&key, "edge-1").as_bytes(), 0o644).unwrap();
     assert_eq!(state.dir.read_pki().unwrap().facts.public_key, key.public_key());
     assert!(!state.path("pki/client.key.new").exists(), "the key is in place from here on");
@@ -82,7 +82,7 @@ fn a_power_cut_between_certificate_and_key_keeps_the_new_identity() {
 }
 
 #[test]
-fn a_power_cut_before_the_certificate_keeps_the_old_identity() {
+fn a_cut_before_the_certificate_keeps_the_old() {
     let state = state();
     state.join("edge-1");
     let before = state.dir.read_pki().unwrap().facts.public_key;
@@ -91,7 +91,7 @@ fn a_power_cut_before_the_certificate_keeps_the_old_identity() {
 }
 
 #[test]
-fn a_file_that_does_not_belong_is_named_and_joining_again_possible() {
+fn a_foreign_file_is_named() {
     let state = state();
     state.join("edge-1");
     let stranger = KeyPair::generate().unwrap().serialize_pem();

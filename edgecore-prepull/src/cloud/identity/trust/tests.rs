@@ -9,7 +9,7 @@ use crate::cloud::identity::Connection;
 use crate::cloud::identity::files::StateDir;
 use crate::cloud::identity::renew::until_a_rotation_asks;
 
-/// A CA, and what it signs.
+/// A CA that issues certificates.
 struct Ca {
     pem: String,
     issuer: Issuer<'static, KeyPair>,
@@ -54,7 +54,7 @@ fn named(cas: &[&Ca]) -> TrustedCas {
 }
 
 #[test]
-fn the_cas_that_the_cloud_names_are_on_the_disk_and_no_session_ends_for_them() {
+fn new_cas_are_stored_without_ending_sessions() {
     let (old, new, dir) = (Ca::new("old"), Ca::new("new"), tempfile::tempdir().unwrap());
     let identity = old.join(dir.path());
     let mut watched = identity.watch();
@@ -64,14 +64,14 @@ fn the_cas_that_the_cloud_names_are_on_the_disk_and_no_session_ends_for_them() {
     let confirmed = identity.trust(&both, now, 0.5).unwrap();
     assert_eq!(confirmed, bundle_id(&both.bundle));
     assert_eq!(identity.trusts(), confirmed);
-    assert!(!watched.has_changed().unwrap(), "a session would begin anew");
+    assert!(!watched.has_changed().unwrap(), "a session would restart");
     assert_eq!(watched.borrow_and_update().bundle, both.bundle, "the next connection trusts both");
-    assert_eq!(*identity.renew_at.borrow(), None, "the old CA signs still");
+    assert_eq!(*identity.renew_at.borrow(), None, "the old CA still signs");
     assert_eq!(Identity::load(dir.path()).unwrap().trusts(), confirmed, "after a restart as well");
 }
 
 #[test]
-fn a_certificate_of_a_ca_that_signs_no_more_is_renewed_within_the_time_that_the_cloud_gives() {
+fn a_rotation_renews_within_the_clouds_time() {
     let (old, new, dir) = (Ca::new("old"), Ca::new("new"), tempfile::tempdir().unwrap());
     let identity = old.join(dir.path());
     let (cas, now) = (named(&[&new, &old]), SystemTime::now());
@@ -79,7 +79,7 @@ fn a_certificate_of_a_ca_that_signs_no_more_is_renewed_within_the_time_that_the_
     identity.trust(&cas, now, 0.5).unwrap();
     assert_eq!(due(), Some(now + Duration::from_secs(50)));
     identity.trust(&cas, now + Duration::from_secs(40), 1.0).unwrap();
-    assert_eq!(due(), Some(now + Duration::from_secs(50)), "hearing it again puts nothing off");
+    assert_eq!(due(), Some(now + Duration::from_secs(50)), "a repeated message postpones nothing");
 
     identity.dir.requested_key().unwrap();
     identity.dir.store_certificate(&new.sign(dir.path())).unwrap();
@@ -89,7 +89,7 @@ fn a_certificate_of_a_ca_that_signs_no_more_is_renewed_within_the_time_that_the_
 }
 
 #[test]
-fn a_list_of_cas_that_makes_no_sense_changes_nothing() {
+fn a_senseless_list_of_cas_changes_nothing() {
     let (old, dir) = (Ca::new("old"), tempfile::tempdir().unwrap());
     let identity = old.join(dir.path());
     let leaf = std::fs::read_to_string(dir.path().join("pki/client.crt")).unwrap();
@@ -101,7 +101,7 @@ fn a_list_of_cas_that_makes_no_sense_changes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_long_wait_after_a_failed_renewal_ends_when_a_rotation_asks_for_one() {
+async fn a_rotation_ends_a_long_wait() {
     let (old, new, dir) = (Ca::new("old"), Ca::new("new"), tempfile::tempdir().unwrap());
     let identity = old.join(dir.path());
     let hour = Duration::from_secs(3600);
@@ -113,10 +113,10 @@ async fn a_long_wait_after_a_failed_renewal_ends_when_a_rotation_asks_for_one() 
     let (waited, ()) = tokio::join!(waits(), async {
         identity.trust(&named(&[&old, &new]), SystemTime::now(), 0.5).unwrap();
     });
-    assert_eq!(waited, hour, "the old CA signs still");
+    assert_eq!(waited, hour, "the old CA still signs");
     let (waited, ()) = tokio::join!(waits(), async {
         identity.trust(&named(&[&new, &old]), SystemTime::now(), 0.5).unwrap();
     });
-    assert!((40..=50).contains(&waited.as_secs()), "the time that the cloud gives: {waited:?}");
-    assert_eq!(waits().await, hour, "what was known before does not end the next wait");
+    assert!((40..=50).contains(&waited.as_secs()), "the cloud's time: {waited:?}");
+    assert_eq!(waits().await, hour, "a value seen before doesn't end the next wait");
 }

@@ -41,7 +41,7 @@ pub(super) enum End {
 impl From<ChannelEnd> for End {
     fn from(ended: ChannelEnd) -> Self {
         match ended {
-            // With TLS 1.3 the server's refusal of our certificate arrives only after the handshake.
+            // With TLS 1.3 the server's rejection of our certificate arrives only after the handshake.
             ChannelEnd::Io(error) => Self::Connection(error.into()),
             ended => Self::Channel(ended),
         }
@@ -49,7 +49,7 @@ impl From<ChannelEnd> for End {
 }
 
 impl End {
-    /// What the end means for the next attempt; none if the agent is stopping.
+    /// The kind of end for the choice of the next attempt. `None` if the agent is stopping.
     pub(super) fn for_route(&self, had_session: bool) -> Option<route::Ended> {
         Some(match self {
             Self::Shutdown => return None,
@@ -65,7 +65,7 @@ impl End {
         })
     }
 
-    /// The code of the close frame; none if there is no websocket to close.
+    /// The code of the close frame. `None` if there's no websocket to close.
     pub(super) fn close_code(&self) -> Option<CloseCode> {
         match self {
             Self::Channel(ended) => ended.close_code(),
@@ -78,7 +78,7 @@ impl End {
     }
 }
 
-/// The end that an error of the websocket handshake means.
+/// Translates an error of the websocket handshake.
 pub(super) fn from_websocket(error: WsError) -> End {
     match error {
         WsError::Io(error) => End::Unreachable(error.into()),
