@@ -14,7 +14,7 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    /// A backoff whose ceiling starts at `first` and doubles up to `last`.
+    /// A backoff with a ceiling that starts at `first` and doubles up to `last`.
     pub(crate) fn new(first: Duration, last: Duration) -> Self {
         Self { first, last, ceiling: first }
     }
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_ceiling_doubles_up_to_the_last_and_a_reset_starts_again() {
+    fn the_ceiling_doubles_until_a_reset() {
         let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
         let ceilings: Vec<u64> = (0..8).map(|_| backoff.next(1.0).as_secs()).collect();
         assert_eq!(ceilings, [1, 2, 4, 8, 16, 32, 60, 60]);
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn random_numbers_are_from_0_to_1_and_differ() {
+    fn random_numbers_are_within_0_and_1() {
         let drawn: Vec<f64> = (0..100).map(|_| random()).collect();
         assert!(drawn.iter().all(|chance| (0.0..=1.0).contains(chance)));
         assert!(drawn.windows(2).any(|pair| (pair[0] - pair[1]).abs() > 0.1));

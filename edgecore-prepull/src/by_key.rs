@@ -1,16 +1,16 @@
-//! What several tasks share under a key, for as long as one of them holds it.
+//! State that several tasks share under a key, for as long as one of them holds it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// One `T` for each key that somebody holds, and for no other.
+/// One `T` per key in use. It's dropped with its last holder.
 #[derive(Debug, Default)]
 pub(crate) struct ByKey<T> {
     held: Mutex<HashMap<String, Weak<T>>>,
 }
 
 impl<T: Default> ByKey<T> {
-    /// That of this key, the same for all who hold it.
+    /// The value of this key, shared by all holders.
     pub(crate) fn of(&self, key: &str) -> Arc<T> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(value) = held.get(key).and_then(Weak::upgrade) {
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_wants_any_more_is_forgotten() {
+    fn unheld_keys_are_dropped() {
         let values = ByKey::<AtomicU64>::default();
         values.of("sha256:a").store(7, Ordering::Relaxed);
         assert_eq!(values.of("sha256:a").load(Ordering::Relaxed), 0);

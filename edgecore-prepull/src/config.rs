@@ -22,15 +22,15 @@ use crate::images::runtime::RuntimeEndpoint;
 pub use values::{Amount, Percent};
 pub(crate) use values::{DownloadWindow, Listen, MaxTasks, Patience, PeerAddressText, Rate};
 
-/// As many images as containerd fetches layers of one image at a time: more would only share the same link.
+/// The number of layers of one image that containerd fetches at a time. More would only share the same link.
 // The value is not zero.
 pub(crate) const DEFAULT_PARALLEL_PULLS: NonZeroUsize = NonZeroUsize::new(3).expect("three is not zero");
-/// A pull must not take a node below 10 % free disk, where the kubelet evicts pods (nodefs.available). By default the
-/// kubelet's garbage collection leaves 15 % free.
+/// A pull must not take a node below 10 % free disk, the kubelet's threshold for evicting pods (nodefs.available). By
+/// default the kubelet's garbage collection leaves 15 % free.
 pub(crate) const DEFAULT_DISK_MIN_FREE: Amount = Amount::Percent(10);
 /// The kubelet evicts pods below 100 MiB of available memory (memory.available).
 const DEFAULT_MEM_MIN_FREE: Amount = Amount::Bytes(100 << 20);
-/// Unpacking layers occupies a core, which a machine that is busier than this cannot spare.
+/// Unpacking layers occupies a core, which a busier machine can't spare.
 const DEFAULT_CPU_MAX_LOAD: Percent = Percent(90);
 
 /// The kubelet's own default.
@@ -106,8 +106,8 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "HOST:PORT", env = "PREPULL_PEER_ADVERTISE", value_delimiter = ',')]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) peer_advertise: Vec<PeerAddressText>,
-    /// Without a word from the cloud for this long, a layer that another node of the site was to bring is downloaded here
-    /// [default: 60s]
+    /// Time without a message from the cloud after which this node downloads a layer that another node of the site
+    /// should deliver [default: 60s]
     #[arg(long, value_name = "TIME", env = "PREPULL_PEER_PATIENCE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) peer_patience: Option<Patience>,
@@ -153,7 +153,7 @@ pub(crate) struct Effective {
     pub(crate) tunnel_urls: Urls,
     /// The URLs for renewing; empty for those that `join` stored.
     pub(crate) enroll_urls: Urls,
-    /// The socket of the container runtime; none if it is to be found in the usual places.
+    /// The socket of the container runtime; none to look in the usual places.
     pub(crate) runtime_endpoint: Option<RuntimeEndpoint>,
     /// Where metrics and health are served.
     pub(crate) metrics_listen: Listen,
@@ -202,8 +202,7 @@ impl PeerSettings {
     }
 }
 
-/// The problem with a file, preceded by the line it is in: the line shows the field, which the error does not always
-/// name.
+/// The problem with a file, preceded by its line: the line shows the field, which the error doesn't always name.
 fn describe_problem(text: &str, error: &serde_saphyr::Error) -> String {
     let problem = DefaultMessageFormatter.format_message(error.without_snippet());
     let place = error.location().and_then(|at| {
@@ -235,7 +234,7 @@ fn read_urls<'de, D: Deserializer<'de>>(
     urls.iter().map(|url| parse(url)).collect::<Result<_, _>>().map_err(serde::de::Error::custom)
 }
 
-/// The limits of the check items: what a node must have before a task pulls.
+/// The limits of the check items: requirements that a node must meet before a task pulls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Free space that the image file system must have (check item disk).

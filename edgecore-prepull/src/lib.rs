@@ -1,4 +1,5 @@
-//! The agent on an edge node: dials out, pulls what the cloud assigns, and reports until that is acknowledged.
+//! The agent on an edge node: it dials out, pulls the images that the cloud assigns, and reports until the cloud
+//! acknowledges.
 //!
 //! ```text
 //!  (cloud) ═cloud::tunnel═▶ tasks::node: agent ─▶ executor ─▶ checks ─▶ images::puller ─▶ CRI, containerd
@@ -9,7 +10,7 @@
 //! ```
 //!
 //! [`tasks::agent`] is pure and decides; [`tasks::executor`] carries out one task; `tasks::node` connects both with
-//! tunnel and ledger; [`run`] is the program. Public is only what other crates use.
+//! tunnel and ledger; [`run`] is the program. Only items that other crates use are public.
 
 /// The command line, and the commands `install`, `pull` and `uninstall`.
 mod commands {
@@ -30,7 +31,7 @@ pub mod cloud {
 
 /// The tasks that the cloud assigns: decisions, execution, and the ledger.
 pub mod tasks {
-    /// What follows the name of something that only a newer cloud knows, in a reason.
+    /// Follows the name of something that only a newer cloud knows, in a reason.
     pub(crate) const NOT_KNOWN: &str = concat!(
         "not known to edgecore-prepull ",
         env!("CARGO_PKG_VERSION"),

@@ -1,4 +1,4 @@
-//! The metrics of the agent, and what its health is judged by.
+//! The metrics of the agent, and the state behind its health checks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -20,11 +20,11 @@ use crate::cloud::clock::CloudClock;
 use crate::images::puller::ErrorClass;
 use crate::tasks::agent::timestamp;
 
-/// What runs.
+/// Version of the running program.
 const BUILD: Build = Build { version: env!("CARGO_PKG_VERSION") };
 
 prepull_program::metrics! {
-    /// What the parts of the agent count and measure.
+    /// Everything that the agent counts and measures.
     struct Counted {
         /// 1 while the tunnel is up
         connected: Gauge,
@@ -183,7 +183,8 @@ impl Metrics {
         self.counted.tasks.get_or_create(&Outcome { outcome }).inc();
     }
 
-    /// Counts an image that ended, by whether it is on the node now, and if not, why; and a pull, by who has downloaded.
+    /// Counts an image that ended, by whether it's on the node now, and if not, by the reason. Also counts a pull, by
+    /// the downloader.
     pub(crate) fn count_image(&self, result: &ImageResult) {
         let is_there = result.outcome.is_on_node();
         let outcome = if is_there { "there" } else { "failed" };
@@ -259,16 +260,16 @@ impl Metrics {
 
     /// Sets the node's own windows, which are those of its settings and stay as they are.
     pub(crate) fn set_windows(&self, windows: Openings, clock: Arc<CloudClock>) {
-        // Nobody sets them twice.
+        // It's set only once.
         let _ = self.windows.set((windows, clock));
     }
 
-    /// Looks at the clock: whether the node may download.
+    /// Updates the window metrics from the clock.
     fn look_at_windows(&self) {
         let Some((windows, clock)) = self.windows.get() else { return };
         let state = match timestamp(clock.wall()) {
             Some(now) => windows.state(now),
-            // Nothing opens by a clock that isn't known.
+            // No window opens while the time is unknown.
             None => State { is_open: windows.is_always(), until: None },
         };
         self.counted.download_window_open.set(i64::from(state.is_open));
@@ -281,7 +282,7 @@ impl Metrics {
         self.runtime_up.store(up, Ordering::Relaxed);
     }
 
-    /// Whether the container runtime answered the last time that it was asked.
+    /// Whether the container runtime answered the last probe.
     pub(crate) fn is_runtime_up(&self) -> bool {
         self.runtime_up.load(Ordering::Relaxed)
     }

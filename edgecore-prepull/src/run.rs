@@ -51,7 +51,7 @@ const MESSAGES: usize = 16;
 const RUNTIME_PROBE: Duration = Duration::from_secs(10);
 /// A runtime that takes longer to answer a probe counts as down.
 const PROBE_DEADLINE: Duration = Duration::from_secs(5);
-/// The limit for closing the session and for the last write to the ledger; our systemd unit kills after 20 s.
+/// Deadline for closing the session and for the last write to the ledger; our systemd unit kills after 20 s.
 const DRAIN: Duration = Duration::from_secs(10);
 /// Threads for blocking operations: name resolution, flushing, and questions that may hang on a dead file system.
 const BLOCKING_THREADS: usize = 4;
@@ -207,7 +207,7 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<ExitCode> {
     ended.map(|()| ExitCode::SUCCESS)
 }
 
-/// Listens where this flag says, unless it's off.
+/// Listens on the address of this flag, unless it's off.
 async fn listen(flag: &str, to: Listen) -> anyhow::Result<Option<TcpListener>> {
     let Listen::On(address) = to else { return Ok(None) };
     let listener = TcpListener::bind(address).await;
@@ -229,7 +229,7 @@ pub(crate) fn node_clock(windows: Vec<DownloadWindow>) -> anyhow::Result<NodeClo
     Ok(NodeClock { time_zone, windows: windows.into_iter().map(|DownloadWindow(window)| window).collect() })
 }
 
-/// Checks the URLs of the settings at the start: otherwise too many of them would be noticed only when they are dialled.
+/// Checks the URLs of the settings at the start. Otherwise we'd notice a list that's too long only when dialling.
 fn check_urls(tunnel_urls: &Urls, enroll_urls: &Urls) -> Result<(), BadUrl> {
     for (urls, scheme) in [(tunnel_urls, TUNNEL_SCHEME), (enroll_urls, ENROLL_SCHEME)] {
         if !urls.is_empty() {

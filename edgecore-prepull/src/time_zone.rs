@@ -4,8 +4,8 @@ use std::path::Path;
 
 use prepull_window::is_zone;
 
-/// Finds the name, as programs on the machine would: the variable TZ, the link /etc/localtime, the file /etc/timezone.
-/// `None` if nothing of that is a name that is known here.
+/// Finds the name like other programs on the machine: the variable TZ, the link /etc/localtime, the file /etc/timezone.
+/// `None` without a known name.
 pub(crate) fn find() -> Option<String> {
     let variable = std::env::var("TZ").ok();
     let link = std::fs::read_link("/etc/localtime").ok();
@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_zone_is_that_of_the_variable_of_the_link_or_of_the_file() {
+    fn the_zone_comes_from_variable_or_files() {
         let found = |variable, link: &str, file| choose(variable, Some(Path::new(link)), file);
         let berlin = "/usr/share/zoneinfo/Europe/Berlin";
         assert_eq!(found(Some(":Asia/Tokyo"), berlin, Some("UTC\n")).as_deref(), Some("Asia/Tokyo"));

@@ -44,7 +44,7 @@ fn token() -> String {
 }
 
 #[test]
-fn wrong_usage_names_the_flag_and_the_remedy() {
+fn wrong_usage_has_a_remedy() {
     for (line, words) in [
         ("run --disk-min-free 10", &["--disk-min-free", "has no unit: write 10%, 512MiB or 5GiB"][..]),
         ("run --mem-min-free 100", &["--mem-min-free", "has no unit"]),
@@ -71,7 +71,7 @@ fn wrong_usage_names_the_flag_and_the_remedy() {
 }
 
 #[test]
-fn urls_and_their_number_are_checked_before_the_identity() {
+fn urls_are_checked_before_the_identity() {
     let many = (1..=9).map(|n| format!("wss://a{n}")).collect::<Vec<_>>().join(",");
     check_error(
         &format!("run --state-dir s --tunnel-url {many}"),
@@ -91,7 +91,7 @@ fn urls_and_their_number_are_checked_before_the_identity() {
 }
 
 #[test]
-fn an_error_in_the_file_is_reported_once_with_its_line() {
+fn a_file_error_shows_its_line_once() {
     for (file, words) in [
         ("a: 1", &["line 1, \"a: 1\": unknown field `a`, expected one of stateDir"][..]),
         ("maxTasks: 1\nmetricsListen: x\n", &["line 2, \"metricsListen: x\": \"x\" is not an address"]),
@@ -118,21 +118,21 @@ fn an_error_in_the_file_is_reported_once_with_its_line() {
 }
 
 #[test]
-fn an_invalid_token_is_reported_once_and_not_quoted() {
+fn an_invalid_token_is_not_quoted() {
     let line = "join --server x --node-name e --state-dir s --token s3cret";
     check_error(line, &[], 1, &["--token: not a join token", "check that it was copied whole"]);
     assert!(!run(line, &[]).1.contains("s3cret"));
 }
 
 #[test]
-fn a_state_directory_of_another_user_is_reported_with_the_remedy() {
+fn a_foreign_state_directory_has_a_remedy() {
     let dir = tempfile::tempdir().unwrap();
     for sub in ["pki", "joined", "joined/tasks"] {
         std::fs::create_dir(dir.path().join(sub)).unwrap();
     }
     store_identity(&dir.path().join("joined"), "edge-1");
     std::fs::write(dir.path().join("pki/client.crt"), "").unwrap();
-    // Root may read every file. If the tests run as root, the program runs as another user, from a copy which that user
+    // Root may read every file. If the tests run as root, the program runs as another user, from a copy that this user
     // may execute.
     let is_root = rustix::process::geteuid().is_root();
     let copy = dir.path().join("program");
@@ -178,7 +178,7 @@ fn a_state_directory_of_another_user_is_reported_with_the_remedy() {
     }
 }
 
-/// Stores what `join` would store, without a server.
+/// Stores an identity like `join`, without a server.
 fn store_identity(state_dir: &Path, node: &str) {
     let key = rcgen::KeyPair::generate().unwrap();
     let mut params = rcgen::CertificateParams::default();
@@ -193,7 +193,7 @@ fn store_identity(state_dir: &Path, node: &str) {
 }
 
 #[test]
-fn joining_over_another_node_names_both_nodes() {
+fn joining_over_another_node_names_both() {
     let dir = tempfile::tempdir().unwrap();
     store_identity(dir.path(), "edge-1");
     let line = format!(
@@ -210,7 +210,7 @@ fn joining_over_another_node_names_both_nodes() {
 }
 
 #[tokio::test]
-async fn an_agent_whose_stderr_is_closed_goes_on() {
+async fn an_agent_survives_a_closed_stderr() {
     let dir = tempfile::tempdir().unwrap();
     store_identity(dir.path(), "edge-1");
     let cloud = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -223,7 +223,7 @@ async fn an_agent_whose_stderr_is_closed_goes_on() {
     command.args(line.split(' ')).stderr(Stdio::piped());
     let mut agent = tokio::process::Command::from(command).kill_on_drop(true).spawn().unwrap();
     drop(agent.stderr.take());
-    // It dials, logs that the server does not speak TLS, and dials again.
+    // It dials, logs that the server doesn't speak TLS, and dials again.
     let dials = async {
         for _ in 0..2 {
             drop(cloud.accept().await.unwrap());

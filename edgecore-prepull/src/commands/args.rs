@@ -123,7 +123,7 @@ pub(crate) struct PullArgs {
     /// No image is fetched that would fill the disk further: set it to the kubelet's --image-gc-high-threshold
     #[arg(long, value_name = "PERCENT", env = "PREPULL_IMAGE_GC_HIGH_THRESHOLD", default_value = "100%")]
     pub(crate) image_gc_high_threshold: Percent,
-    /// Space that stays free on the disk, as 10% or 5GiB [default: none; whoever pulls by hand sees how full it is]
+    /// Space that stays free on the disk, as 10% or 5GiB [default: none]
     #[arg(long, value_name = "AMOUNT", env = "PREPULL_DISK_MIN_FREE")]
     pub(crate) disk_min_free: Option<Amount>,
     /// Window outside of which nothing is downloaded, as "Mon-Fri 01:00+4h Europe/Berlin"; may be repeated, separated by ;

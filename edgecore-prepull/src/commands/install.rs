@@ -1,4 +1,4 @@
-//! `edgecore-prepull install`: from the program on a machine to a connected agent, and again without harm.
+//! `edgecore-prepull install`: installs the program, joins and starts the agent. It's safe to repeat.
 //!
 //! ```text
 //!  machine::look ─▶ Facts ─┐
@@ -37,15 +37,15 @@ use args::InstallArgs;
 use places::{Places, UNIT};
 use plan::{Plan, Refusal, Step, UNIT_FILE, Wish};
 
-/// Interval between two questions to the agent.
+/// Interval of asking the agent.
 const POLL: Duration = Duration::from_millis(200);
-/// Interval of the lines that say that there is no connection yet.
+/// Interval of the progress lines while there's no connection yet.
 const PROGRESS: Duration = Duration::from_secs(10);
-/// How long a unit may be without a process before the wait is given up: it restarts the agent after 5 s.
+/// Time after which we give up on a unit without a process: it restarts the agent after 5 s.
 const PATIENCE_WITH_UNIT: Duration = Duration::from_secs(12);
-/// How long a runtime may take to be found once the agent is connected. It is probed at the agent's start.
+/// Time for finding a runtime once the agent is connected. The agent probes it at its start.
 const PATIENCE_WITH_RUNTIME: Duration = Duration::from_secs(3);
-/// Exit status where all is in place and there is no systemd to start the agent.
+/// Exit status if everything is in place and there's no systemd to start the agent.
 const NO_SYSTEMD: u8 = 3;
 
 /// Installs the agent on this machine, and waits until it is connected.
@@ -69,7 +69,7 @@ pub(crate) async fn run(args: InstallArgs) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     for file in places.replaced_whole() {
-        // Of a run that was killed while it wrote.
+        // A run that was killed during a write may have left it.
         let _ = fs::remove_file(temporary_of(file));
     }
     let work = Work {
@@ -91,7 +91,7 @@ pub(crate) async fn run(args: InstallArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the command line asks for; checked as far as it can be without looking at the machine.
+/// The options of the command line, checked as far as that's possible without looking at the machine.
 fn wish(args: &InstallArgs, token: Option<&JoinToken>, places: &Places) -> anyhow::Result<Wish> {
     let mut given = args.settings.clone();
     let (enroll_urls, tunnel_urls) = resolve_urls(
@@ -123,25 +123,25 @@ fn wish(args: &InstallArgs, token: Option<&JoinToken>, places: &Places) -> anyho
     })
 }
 
-/// A plan that is being carried out.
+/// A plan in progress.
 struct Work {
     places: Places,
     plan: Plan,
     token: Option<JoinToken>,
     rejoin: bool,
     is_packaged: bool,
-    /// Whether a restart was due before anything was done.
+    /// Whether a restart was due before we did anything.
     is_restart_due: bool,
     program: std::path::PathBuf,
     timeout: Duration,
 }
 
 impl Work {
-    /// Carries out a step. A status ends the work.
+    /// Carries out a step. A returned status ends the work.
     async fn carry_out(&self, step: &Step, began: Instant) -> anyhow::Result<Option<ExitCode>> {
         let Self { places, plan, .. } = self;
         if step.needs_restart() {
-            // Before the change: were this run to end between the two, the next one would find nothing to change.
+            // Before the change: if this run ended between the two, the next one would find nothing to change.
             self.mark_restart_due(step)
                 .with_context(|| format!("cannot write {}", places.restart_due.display()))?;
         }
@@ -209,8 +209,8 @@ impl Work {
         Ok(None)
     }
 
-    /// Notes that a restart is due, and of a node that joins the key with which it does: a token lets a node join once,
-    /// so that the next run has to know whether this one has used it.
+    /// Notes that a restart is due. For a node that joins, also notes its key: a token lets a node join once, so the
+    /// next run must know whether this one has used it.
     fn mark_restart_due(&self, step: &Step) -> anyhow::Result<()> {
         let mut options = fs::OpenOptions::new();
         options.create(true).append(true);
@@ -246,7 +246,7 @@ impl Work {
             "this node has not joined; when that is mended, run the same line again"
         };
         let joined = joined.await.context(not_joined)?;
-        // Where the certificate was renewed, or was there, the addresses are as they were.
+        // If the certificate was renewed, or was still valid, the addresses haven't changed.
         if Connection::load(&self.places.state).ok().as_ref() != Some(connection) {
             StateDir::new(&self.places.state).redirect(connection)?;
         }
@@ -270,13 +270,13 @@ impl Work {
     async fn wait_for_connection(&self) -> anyhow::Result<String> {
         let Listen::On(listen) = self.effective()?.metrics_listen else {
             return Ok(format!(
-                "cloudcore-prepull, presumably (metricsListen is off: `journalctl --unit {UNIT}` tells)"
+                "cloudcore-prepull, presumably (metricsListen is off: `journalctl --unit {UNIT}` shows it)"
             ));
         };
         let (began, since) = (Instant::now(), SystemTime::now());
         let (mut next_line, mut running_at) = (began + PROGRESS, began);
         loop {
-            // An answer may come from the process of before while systemd has not noticed that it has ended.
+            // Until systemd notices that the old process has ended, an answer may come from that one.
             let unit = systemd::state().await?;
             if unit.active == "active" {
                 running_at = Instant::now();
@@ -329,7 +329,7 @@ impl Work {
     }
 }
 
-/// Whether the agent will be able to listen there; nothing of ours runs.
+/// Checks that the agent will be able to listen there. No agent of ours runs now.
 async fn check_port(address: std::net::SocketAddr) -> anyhow::Result<()> {
     match TcpListener::bind(address).await {
         Ok(_) => Ok(()),
@@ -341,8 +341,8 @@ async fn check_port(address: std::net::SocketAddr) -> anyhow::Result<()> {
     }
 }
 
-/// Puts a file in place, with the directories above it. It is made where it will be, so that SELinux labels it as what
-/// it is there.
+/// Puts a file in place, and creates the directories above it. It's created in its final directory, so that SELinux
+/// gives it the right label.
 fn put(path: &Path, content: &[u8], mode: u32) -> anyhow::Result<()> {
     if let Some(dir) = path.parent() {
         make_dir(dir, 0o755)?;
@@ -356,7 +356,7 @@ fn make_dir(dir: &Path, mode: u32) -> anyhow::Result<()> {
     made.with_context(|| format!("cannot create {}", dir.display()))
 }
 
-/// Tells the person at the terminal.
+/// Prints a line for the person at the terminal.
 pub(crate) fn say(line: &str) -> anyhow::Result<()> {
     Ok(writeln!(io::stdout(), "{}", line.trim_end())?)
 }

@@ -34,19 +34,19 @@ use display::Display;
 
 /// Capacity for updates that have not been displayed yet.
 const UPDATES: usize = 16;
-/// How long a runtime may not answer before anything is pulled. A restart of containerd takes less; the agent would wait
-/// for longer, and a person who has mistyped the socket would not.
+/// Time for which we wait for a runtime that doesn't answer before the first pull. A restart of containerd takes less.
+/// The agent would wait longer, but a person may have mistyped the socket.
 const RUNTIME_PATIENCE: Duration = Duration::from_secs(10);
-/// Interval between two questions to a runtime that does not answer.
+/// Interval of asking a runtime that doesn't answer.
 const RUNTIME_RETRY: Duration = Duration::from_millis(500);
-/// Interval of looking at the layers that arrive: to the eye it is steady.
+/// Interval of redrawing the layers, short enough to look steady.
 const LOOK: Duration = Duration::from_millis(100);
 /// Exit status of a program that SIGINT ended, by the shell's convention.
 const INTERRUPTED: u8 = 130;
 /// Exit status of a program that SIGTERM ended, by the shell's convention.
 const TERMINATED: u8 = 143;
 
-/// Pulls the images. The exit status says whether all of them are on this machine now.
+/// Pulls the images. The exit status is 0 if all of them are on this machine now.
 pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
     let fetch = fetch_settings(&args);
     let PullArgs {
@@ -87,7 +87,7 @@ pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
         tasks.push(ImageTask {
             image,
             reference: reference.to_string(),
-            // Whoever runs `pull` wants the image that the registry has now.
+            // A person who runs `pull` wants the image that the registry has now.
             policy: PullPolicy::Always,
             retries,
             key: 0,
@@ -173,7 +173,7 @@ async fn wait_for_runtime(puller: &impl Puller) -> Result<(), PullError> {
                 Err(error) if matches!(error.class, ErrorClass::RuntimeDown | ErrorClass::RuntimeLost) => {
                     last = Some(error);
                 }
-                // What else is wrong, the pull will say.
+                // The pull reports any other problem.
                 _ => return,
             }
             sleep(RUNTIME_RETRY).await;
@@ -188,7 +188,7 @@ async fn wait_for_runtime(puller: &impl Puller) -> Result<(), PullError> {
     })
 }
 
-/// What the runtime has before anything is pulled, to tell what was there already. Where it does not say, nothing was.
+/// The images that the runtime has before we pull, to report those as already there. Without an answer, none.
 async fn look_up_all(puller: &impl Puller, images: &[ImageTask]) -> Vec<Option<Present>> {
     let mut present = Vec::new();
     for image in images {
@@ -197,8 +197,8 @@ async fn look_up_all(puller: &impl Puller, images: &[ImageTask]) -> Vec<Option<P
     present
 }
 
-/// The credentials for an image. Like docker, pulls an image without an entry anonymously; an entry that is malformed
-/// fails the image.
+/// The credentials for an image. Like docker, pulls an image without an entry anonymously. A malformed entry fails the
+/// image.
 fn select_key(lookup: Option<prepull_api::credentials::Lookup>) -> Key {
     match lookup {
         Some(lookup) if !lookup.credentials.is_empty() => {

@@ -1,4 +1,4 @@
-//! `edgecore-prepull uninstall`: takes away what `install` has put on this machine, and what the agent has kept.
+//! `edgecore-prepull uninstall`: removes the files of `install`, and the agent's state.
 
 use std::fs;
 use std::io;
@@ -19,26 +19,26 @@ use crate::images::puller::cri::CriPuller;
 use crate::images::puller::{Puller, Unpinned};
 use crate::images::runtime::RuntimeEndpoint;
 
-/// One thing to do.
+/// One step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
-    /// Stop the unit, and have it not started any more.
+    /// Stop the unit, and disable it.
     Disable,
     File(PathBuf),
-    /// A directory with all that is in it.
+    /// A directory with its content.
     Tree(PathBuf),
-    /// A directory if nothing is left in it.
+    /// A directory, if it's empty.
     EmptyDir(PathBuf),
     Reload,
 }
 
-/// Decides what to do: what is not there, is nothing to do.
+/// Decides on the steps. Files that don't exist need none.
 fn plan(places: &Places, has_systemd: bool, unit: &UnitState, purge: bool) -> Vec<Step> {
     let mut steps = Vec::new();
     if has_systemd && unit.is_known {
         steps.push(Step::Disable);
     }
-    // Of an `install` that was killed while it wrote.
+    // An `install` that was killed during a write may have left these.
     steps.extend(places.replaced_whole().map(|file| Step::File(temporary_of(file))));
     let Places { program, unit: unit_file, drop_ins, etc, settings, proxies, state, restart_due, .. } =
         places.clone();
@@ -66,11 +66,11 @@ impl Step {
         }
     }
 
-    /// Whether there is something to do.
+    /// Whether there's anything to remove.
     fn is_due(&self) -> bool {
         match self {
             Self::Disable | Self::Reload => true,
-            // Also a symbolic link to nowhere.
+            // This includes a dangling symbolic link.
             Self::File(path) | Self::Tree(path) | Self::EmptyDir(path) => path.symlink_metadata().is_ok(),
         }
     }
@@ -91,7 +91,7 @@ impl Step {
             },
             Self::Reload => {
                 systemd::systemctl(&["daemon-reload"]).await?;
-                // A unit that has failed would be listed until the next boot. There may be none.
+                // A failed unit would be listed until the next boot. There may be none.
                 let _ = systemd::systemctl(&["reset-failed", UNIT]).await;
             }
         }
@@ -107,7 +107,7 @@ fn remove(path: &Path, removed: io::Result<()>) -> anyhow::Result<()> {
     }
 }
 
-/// Takes the agent off this machine.
+/// Removes the agent from this machine.
 pub(crate) async fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
     let UninstallArgs { purge, dry_run } = args;
     let places = Places::default();
@@ -127,7 +127,7 @@ pub(crate) async fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
     let unit = if has_systemd { systemd::state().await? } else { UnitState::default() };
     if !unit.is_running() && machine::is_state_in_use(&places) {
         bail!(
-            "an edgecore-prepull runs, whose state in {} would go: stop it first: {}",
+            "an edgecore-prepull is running with its state in {}: stop it first: {}",
             places.state.display(),
             explain_stop(init)
         );
@@ -147,7 +147,7 @@ pub(crate) async fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
     if steps.is_empty() {
         say("nothing of edgecore-prepull is installed here")?;
     }
-    // The agent is stopped by now: none pins again.
+    // The agent is stopped now, so it can't pin again.
     if !steps.is_empty() && !dry_run {
         let puller = CriPuller::new(runtime);
         unpin_all(&puller).await?;
@@ -165,7 +165,7 @@ pub(crate) async fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The runtime that the settings name, or the one that is found.
+/// The runtime in the settings, or the one in the usual places.
 fn runtime_of(settings: &Path) -> RuntimeEndpoint {
     let settings = Settings::from_file(settings).ok();
     settings
@@ -173,9 +173,9 @@ fn runtime_of(settings: &Path) -> RuntimeEndpoint {
         .unwrap_or_else(RuntimeEndpoint::in_the_usual_places)
 }
 
-/// Ends all pins: without an agent nobody would learn that a job is over.
+/// Ends all pins: without an agent this node never learns that a job is over.
 async fn unpin_all(puller: &CriPuller) -> anyhow::Result<()> {
-    // Nothing is pinned, or by nothing of ours, or the runtime is gone as well.
+    // There are no pins of ours, or the runtime is gone as well.
     let Some(jobs) = puller.pinning_jobs().await.filter(|jobs| !jobs.is_empty()) else { return Ok(()) };
     match puller.unpin(Unpinned::All).await {
         Ok(()) => say(&format!("unpinned the images of {} jobs", jobs.len())),
@@ -188,9 +188,9 @@ async fn unpin_all(puller: &CriPuller) -> anyhow::Result<()> {
     }
 }
 
-/// Releases what unfinished pulls have left in containerd. The kubelet can't remove it, and it would stay for a month.
+/// Releases content of unfinished pulls in containerd. The kubelet can't remove it, and it would stay for a month.
 async fn release_all(puller: &CriPuller) -> anyhow::Result<()> {
-    // There are none, or the runtime has no leases, or it's gone as well.
+    // There are none, or the runtime has no leases or is gone as well.
     let Some(leases) = puller.count_leases().await.filter(|leases| *leases > 0) else { return Ok(()) };
     puller.release_unwanted(&[], true).await;
     match puller.count_leases().await {
@@ -207,7 +207,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    /// A machine with everything that the agent may have, and a file of somebody else's.
+    /// A machine with every file that the agent may have, and a foreign file.
     fn installed(root: &Path) -> Places {
         let places = Places::under(root);
         for dir in [&places.etc, &places.drop_ins, &places.state, &places.state.join("pki")] {
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_of_the_agent_is_left_and_what_is_others_only_if_it_is_not_purged() {
+    async fn uninstall_spares_foreign_files_unless_purged() {
         for (purge, left) in [(false, &["mine.conf", "mine.yaml"][..]), (true, &[])] {
             let dir = tempfile::tempdir().unwrap();
             let places = installed(dir.path());
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn the_unit_is_stopped_before_its_files_go() {
+    fn the_unit_stops_before_its_files_go() {
         let known = UnitState { is_known: true, ..UnitState::default() };
         let steps = plan(&Places::default(), true, &known, false);
         assert_eq!((steps.first(), steps.last()), (Some(&Step::Disable), Some(&Step::Reload)));

@@ -4,7 +4,7 @@ use super::values::DEFAULT_METRICS_LISTEN;
 use super::*;
 
 #[test]
-fn an_amount_is_a_percentage_or_bytes_with_a_unit() {
+fn an_amount_is_percent_or_bytes() {
     for (text, amount) in [
         ("10%", Amount::Percent(10)),
         ("0%", Amount::Percent(0)),
@@ -24,7 +24,7 @@ fn an_amount_is_a_percentage_or_bytes_with_a_unit() {
 }
 
 #[test]
-fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
+fn flags_win_over_the_file_and_defaults() {
     let file: Settings =
         serde_saphyr::from_str("parallelPulls: 7\nstateDir: /x\ndiskMinFree: 5%\nmetricsListen: off\n")
             .unwrap();
@@ -43,7 +43,7 @@ fn an_unknown_key_is_named() {
 }
 
 #[test]
-fn max_tasks_is_1_by_default_and_at_most_64() {
+fn max_tasks_is_1_to_64() {
     let of = |file: &str| {
         let file = serde_saphyr::from_str::<Settings>(file)?;
         Ok::<_, serde_saphyr::Error>(Settings::default().or_file(file).max_tasks.0.get())
@@ -58,7 +58,7 @@ fn max_tasks_is_1_by_default_and_at_most_64() {
 }
 
 #[test]
-fn urls_are_a_list_or_a_text_and_flags_replace_all_of_the_file() {
+fn flags_replace_all_urls_of_the_file() {
     let of = |flags: &[&str], file: &str| {
         let tunnel_url = flags.iter().map(|url| (*url).to_owned()).collect();
         let flags = Settings { tunnel_url, ..Settings::default() };
@@ -71,7 +71,7 @@ fn urls_are_a_list_or_a_text_and_flags_replace_all_of_the_file() {
 }
 
 #[test]
-fn credential_providers_are_set_by_flag_or_file() {
+fn providers_are_set_by_flag_or_file() {
     let file: Settings =
         serde_saphyr::from_str("imageCredentialProviderConfig: /f\nimageCredentialProviderBinDir: /b\n")
             .unwrap();
@@ -86,7 +86,7 @@ fn credential_providers_are_set_by_flag_or_file() {
 }
 
 #[test]
-fn the_kubelet_directory_is_set_by_flag_or_file() {
+fn the_kubelet_directory_is_configurable() {
     let of = |flag: Option<&str>, file: &str| {
         let flags = Settings { kubelet_dir: flag.map(Into::into), ..Settings::default() };
         flags.or_file(Settings::from_text(file).unwrap()).kubelet_dir
@@ -97,7 +97,7 @@ fn the_kubelet_directory_is_set_by_flag_or_file() {
 }
 
 #[test]
-fn the_shipped_file_is_valid_with_and_without_its_commented_settings() {
+fn the_shipped_file_is_valid() {
     let text = include_str!("../../../manifests/edgecore-prepull/config.yaml");
     let shipped: Settings = serde_saphyr::from_str(text).unwrap();
     assert_eq!(shipped.or_file(Settings::default()), Settings::default().or_file(Settings::default()));
@@ -121,7 +121,7 @@ fn the_shipped_file_is_valid_with_and_without_its_commented_settings() {
 }
 
 #[test]
-fn download_windows_are_set_by_flags_or_the_file() {
+fn windows_are_set_by_flags_or_file() {
     let file = |text: &str| Settings::from_text(text);
     let of = |flags: &[&str], text: &str| {
         let download_window = flags.iter().map(|window| window.parse().unwrap()).collect();

@@ -1,4 +1,4 @@
-//! Types of single settings, and how they are written in flags and in the configuration file.
+//! Types of single settings, and their syntax in flags and in the configuration file.
 
 use std::fmt::{self, Display};
 use std::net::SocketAddr;
@@ -14,12 +14,12 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::images::runtime::RuntimeEndpoint;
 
-/// Reachable from the machine itself only: the metrics of a node are for a collector on that node.
+/// Reachable only from the machine itself: the metrics of a node are for a collector on that node.
 pub(super) const DEFAULT_METRICS_LISTEN: &str = "127.0.0.1:10004";
 
-/// Least patience: the cloud reminds whoever waits every 20 s, and with less each box would download for itself.
+/// Shortest patience. The cloud sends a reminder every 20 s; with less patience each box would download for itself.
 const LEAST_PATIENCE: Duration = Duration::from_secs(30);
-/// Longest patience: after a day without a word from the cloud, nobody is better off for waiting.
+/// Longest patience: after a day without a message from the cloud, waiting helps no box.
 const LONGEST_PATIENCE: Duration = Duration::from_secs(24 * 3600);
 
 /// The value of `--metrics-listen` and of `--peer-listen`: an address, or `off`.
@@ -116,7 +116,7 @@ impl<'de> Deserialize<'de> for PeerAddressText {
 pub(crate) struct MaxTasks(pub(crate) NonZeroU32);
 
 impl Default for MaxTasks {
-    /// One: tasks share the node's link, so the first is done sooner if it runs alone.
+    /// One, because tasks share the node's link: the first task is done sooner if it runs alone.
     fn default() -> Self {
         Self(NonZeroU32::MIN)
     }

@@ -13,7 +13,7 @@ fn ended(outcome: ImageOutcome, code: Option<FailureCode>) -> ImageResult {
 }
 
 #[test]
-fn the_exposition_is_the_same_to_the_byte() {
+fn the_exposition_stays_the_same() {
     let metrics = Metrics::default();
     metrics.set_connected(true);
     metrics.set_session(Some("a:1".to_owned()));
@@ -34,7 +34,7 @@ fn the_exposition_is_the_same_to_the_byte() {
 }
 
 #[test]
-fn counted_events_and_the_current_session_are_exposed() {
+fn events_and_session_are_exposed() {
     let metrics = Metrics::default();
     metrics.set_connected(true);
     metrics.count_task(TaskOutcome::Failed);
@@ -62,10 +62,10 @@ fn counted_events_and_the_current_session_are_exposed() {
 }
 
 #[test]
-fn whether_the_nodes_own_windows_are_open_and_until_when_is_told_at_each_look() {
+fn the_window_metrics_follow_the_clock() {
     let metrics = Metrics::default();
     let clock = Arc::new(CloudClock::default());
-    // Of a year in which clocks are set.
+    // A time of a clock that is set.
     let year = 30 * 365 * 24 * 3600;
     let at = |second: u64| {
         clock.set(Duration::from_secs(year + second));
@@ -83,14 +83,14 @@ fn whether_the_nodes_own_windows_are_open_and_until_when_is_told_at_each_look() 
     clock.set(Duration::from_secs(2 * 3600));
     metrics.look_at_windows();
     assert_eq!(metrics.counted.download_window_open.get(), 0, "the clock isn't set");
-    // Without windows it may always.
+    // Without windows, always.
     let metrics = Metrics::default();
     metrics.set_windows(Openings::always(), Arc::default());
     assert!(metrics.render().contains("edgecore_prepull_download_window_open 1\n"));
 }
 
 #[test]
-fn dashboard_and_alerts_name_metrics_that_exist_and_the_manual_names_them_all() {
+fn dashboard_and_manual_name_existing_metrics() {
     let texts = [
         include_str!("../../../manifests/monitoring/alerts.yaml"),
         include_str!("../../../manifests/monitoring/dashboard.json"),

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::metrics::Metrics;
 
-/// Connections at a time: enough for a collector, a person, and probes. Each takes some ten KiB.
+/// Concurrent connections: enough for a collector, a person, and probes. Each takes some ten KiB.
 const CONNECTIONS: usize = 16;
 
 /// Serves until `shutdown`.
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_agent_is_ready_while_the_runtime_answers() {
+    fn the_runtime_decides_readiness() {
         let metrics = Metrics::default();
         let status_of = |path| answer(&metrics, path, &HeaderMap::new()).0;
         assert_eq!(status_of("/readyz"), StatusCode::SERVICE_UNAVAILABLE);

@@ -10,7 +10,7 @@ use crate::config::Settings;
 /// The arguments of `install`.
 #[derive(Clone, Debug, Args)]
 #[command(
-    // The unit lets the agent write there and nowhere else.
+    // The unit lets the agent write only there.
     mut_arg("state_dir", |state_dir| state_dir.hide(true)),
     after_help = "\
 Examples:
@@ -19,7 +19,7 @@ Examples:
   edgecore-prepull install --parallel-pulls 2      # a node that has joined: changes a setting
   edgecore-prepull install --server cloud.example --dry-run
 
-It has to be run as root. It may be repeated: what is there already stays as it is, and the agent is
+It must run as root. It may be repeated: what is there already stays as it is, and the agent is
 restarted only where something has changed. The token, which `cloudcore-prepull token create`
 prints, is not needed once the node has joined; as an argument every user of this machine could see
 it.
@@ -63,7 +63,7 @@ Examples:
   edgecore-prepull uninstall --purge
   edgecore-prepull uninstall --dry-run
 
-It has to be run as root. The node's certificate is deleted here and stays valid until it expires:
+It must run as root. The node's certificate is deleted here and stays valid until it expires:
 to have cloudcore refuse it from now on, run `cloudcore-prepull node revoke NODE` there. Images that
 were pulled stay in the runtime.")]
 pub(crate) struct UninstallArgs {

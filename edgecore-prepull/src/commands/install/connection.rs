@@ -1,4 +1,4 @@
-//! Waits until the agent says that it is connected, on the port of its metrics.
+//! Waits until the agent reports on its metrics port that it's connected.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -8,12 +8,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// The limit of one question; the agent answers within milliseconds.
+/// Deadline of one request; the agent answers within milliseconds.
 const DEADLINE: Duration = Duration::from_secs(2);
-/// The most that is read of an answer; the agent's metrics have some ten KiB.
+/// Largest answer that we read; the agent's metrics have some ten KiB.
 const MAX_ANSWER: u64 = 1 << 20;
 
-/// What the agent says of itself.
+/// The agent's own report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Health {
     /// The address of cloudcore with which it has a session.
@@ -37,7 +37,7 @@ fn find_session(metrics: &str) -> Option<String> {
         let (address, value) = line.strip_prefix("edgecore_prepull_session{address=\"")?.split_once("\"}")?;
         (value == " 1").then(|| address.to_owned())
     };
-    // An agent that is connected and does not say where is connected all the same.
+    // An agent may be connected and not name the address.
     Some(metrics.lines().find_map(address).unwrap_or_else(|| "cloudcore-prepull".to_owned()))
 }
 
@@ -53,7 +53,7 @@ async fn get(listen: SocketAddr, path: &str) -> io::Result<String> {
     timeout(DEADLINE, exchange).await?
 }
 
-/// Who listens on all addresses listens on loopback.
+/// A listener on all addresses also listens on loopback.
 fn dialled(listen: SocketAddr) -> SocketAddr {
     let ip = match listen {
         SocketAddr::V4(v4) if v4.ip().is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -70,7 +70,7 @@ mod tests {
     use crate::metrics::Metrics;
 
     #[test]
-    fn an_agent_is_connected_where_its_metrics_say_so() {
+    fn the_metrics_show_the_connection() {
         let metrics = Metrics::default();
         let session = |metrics: &Metrics| find_session(&metrics.render());
         assert_eq!(session(&metrics), None);
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_listens_everywhere_is_asked_on_loopback() {
+    fn a_wildcard_listener_is_asked_on_loopback() {
         let of = |text: &str| dialled(text.parse().unwrap()).to_string();
         assert_eq!(of("0.0.0.0:1"), "127.0.0.1:1");
         assert_eq!(of("[::]:1"), "[::1]:1");

@@ -1,16 +1,16 @@
-//! How to start the agent where no systemd runs, and how to be rid of it: commands to paste, any number of times.
+//! Instructions for starting and removing the agent without systemd: commands to paste, any number of times.
 
 use std::path::Path;
 
 use super::places::Places;
 use super::plan::Init;
 
-/// What is left to be done, everything else being in place.
+/// The remaining steps, once everything else is in place.
 pub(super) fn explain(init: Init, program: &Path, places: &Places) -> String {
     let (program, settings) = (program.display(), places.settings.display());
     let run = format!("{program} run --config {settings}");
     match init {
-        // A network that nothing provides would be an error to `need`, and the agent waits for it by itself.
+        // `need` would fail for a network that no service provides, and the agent waits for the network by itself.
         Init::OpenRc => format!(
             "OpenRC starts services here. As root:\n\n\
              cat >/etc/init.d/edgecore-prepull <<'END'\n\
@@ -31,7 +31,7 @@ pub(super) fn explain(init: Init, program: &Path, places: &Places) -> String {
              rc-service edgecore-prepull restart\n\n\
              The log grows: have logrotate cut it, with copytruncate.\n"
         ),
-        // Without a log service, what the agent says is lost. svlogd keeps the last 10 MB.
+        // Without a log service, the agent's log is lost. svlogd keeps the last 10 MB.
         Init::Runit => format!(
             "runit starts services here. As root:\n\n\
              mkdir -p /etc/sv/edgecore-prepull/log /var/log/edgecore-prepull\n\
@@ -62,7 +62,7 @@ pub(super) fn explain(init: Init, program: &Path, places: &Places) -> String {
     }
 }
 
-/// How to stop the agent, and to have nothing start it any more.
+/// Instructions for stopping the agent for good.
 pub(crate) fn explain_stop(init: Init) -> &'static str {
     match init {
         Init::OpenRc => {
@@ -74,7 +74,7 @@ pub(crate) fn explain_stop(init: Init) -> &'static str {
              /run/runit/service/edgecore-prepull /etc/sv/edgecore-prepull /var/log/edgecore-prepull`"
         }
         Init::Systemd | Init::Container | Init::Unknown => {
-            "end its process, and whatever starts it (a pod of the DaemonSet, perhaps)"
+            "end its process, and disable its supervisor (perhaps a pod of the DaemonSet)"
         }
     }
 }
@@ -86,11 +86,11 @@ mod tests {
 
     use super::*;
 
-    /// Runs what is to be pasted, with this directory as `/`, and commands of OpenRC that do nothing.
+    /// Runs the commands with this directory as `/`, and with stubs for OpenRC.
     fn paste(init: Init, root: &Path) {
         let places = Places::default();
         let said = explain(init, &places.program, &places);
-        // Behind the heading, and before what is said at the end.
+        // The commands are between the heading and the closing remark.
         let script = said.split("\n\n").nth(1).unwrap();
         let mut script = script.to_owned();
         for dir in ["/etc/", "/var/"] {
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_to_be_pasted_makes_a_service_also_the_second_time() {
+    fn the_pasted_commands_work_twice() {
         for (init, scripts) in [
             (Init::OpenRc, &["etc/init.d/edgecore-prepull"][..]),
             (Init::Runit, &["etc/service/edgecore-prepull/run", "etc/service/edgecore-prepull/log/run"]),
@@ -117,7 +117,7 @@ mod tests {
             for _ in 0..2 {
                 paste(init, root.path());
                 for script in scripts {
-                    // Which a shell accepts; the run of it is the init's.
+                    // A shell must accept it; running it is the init's job.
                     let file = root.path().join(script);
                     let checked = Command::new("sh").arg("-n").arg(&file).status().unwrap();
                     assert!(checked.success(), "{script}: {}", std::fs::read_to_string(&file).unwrap());

@@ -1,4 +1,4 @@
-//! Looks at the machine: what is there, and what is not.
+//! Looks at the machine, and collects the facts for the plan.
 
 use std::fs;
 use std::io;
@@ -19,11 +19,11 @@ use crate::images::runtime::RuntimeEndpoint;
 /// The mode of the program.
 pub(super) const PROGRAM_MODE: u32 = 0o755;
 
-/// Collects what [`super::plan`] needs to know. `ca`: the CA of the token, if one is given.
+/// Collects the facts for [`super::plan`]. `ca` is the CA of the token, if there is one.
 pub(super) async fn look(places: &Places, ca: Option<&[u8; 32]>, wish: &Wish) -> anyhow::Result<Facts> {
     let init = find_init(places);
     let unit = if init == Init::Systemd { systemd::state().await? } else { UnitState::default() };
-    let program = std::env::current_exe().context("cannot tell which program runs")?;
+    let program = std::env::current_exe().context("cannot find the path of this program")?;
     let is_packaged = is_packaged(places);
     let is_program_there = if is_packaged {
         is_same_file(&program, &places.program_of_package)
@@ -57,14 +57,14 @@ fn runtime(places: &Places, wish: &Wish) -> RuntimeEndpoint {
     given.or_else(stored).unwrap_or_else(RuntimeEndpoint::in_the_usual_places)
 }
 
-/// Whether a package has brought the agent.
+/// Whether a package has installed the agent.
 pub(crate) fn is_packaged(places: &Places) -> bool {
     places.units_of_packages.iter().any(|unit| unit.exists())
 }
 
-/// What starts services here.
+/// The init system of this machine.
 pub(crate) fn find_init(places: &Places) -> Init {
-    // As sd_booted(3) has it. systemd in a container counts as well.
+    // The test of sd_booted(3). systemd in a container counts as well.
     if places.systemd.is_dir() {
         return Init::Systemd;
     }
@@ -113,13 +113,13 @@ fn find_identity(places: &Places, ca: Option<&[u8; 32]>) -> anyhow::Result<Optio
         Ok(identity) => Ok(Some(JoinedAs {
             node: identity.node(),
             has_expired: identity.has_expired(),
-            // A file that is broken is written anew.
+            // A broken file is written again.
             connection: Connection::load(&places.state).ok(),
             trusts_token: ca.is_none_or(|ca| identity.is_trusted(ca)),
             is_of_interrupted_run: fs::read(&places.restart_due)
                 .is_ok_and(|key| Some(key) == StateDir::new(&places.state).certified_key()),
         })),
-        // A new certificate is the remedy for a broken one.
+        // A new certificate fixes a broken one.
         Err(
             IdentityError::NotJoined(_) | IdentityError::Malformed { .. } | IdentityError::Unusable { .. },
         ) => Ok(None),

@@ -1,4 +1,4 @@
-//! Where everything is, on a machine whose agent is installed.
+//! The paths of an installed agent.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use crate::cloud::identity::DEFAULT_STATE_DIR;
 
 /// The unit's name.
 pub(crate) const UNIT: &str = "edgecore-prepull.service";
-/// The program of a package, whose unit starts it: /usr/local is not a package's.
+/// The program of a package, which the package's unit starts: packages don't install to /usr/local.
 pub(crate) const PROGRAM_OF_PACKAGE: &str = "/usr/bin/edgecore-prepull";
 
 /// The files and directories of an agent.
@@ -16,18 +16,19 @@ pub(crate) struct Places {
     pub(crate) unit: PathBuf,
     /// The administrator's additions to the unit, by `systemctl edit`.
     pub(crate) drop_ins: PathBuf,
-    /// Where a package has its unit.
+    /// Directories with the units of packages.
     pub(crate) units_of_packages: [PathBuf; 2],
     pub(crate) program_of_package: PathBuf,
-    /// The directory of `settings`, where credential providers may have their file as well.
+    /// The directory of `settings`. The files of credential providers may be there as well.
     pub(crate) etc: PathBuf,
     pub(crate) settings: PathBuf,
     /// The environment of the agent: proxies.
     pub(crate) proxies: PathBuf,
     pub(crate) state: PathBuf,
-    /// There from the first change until the restart that belongs to it. A boot starts everything anew.
+    /// Exists from the first change until the restart that it needs. A boot removes it, because that restarts
+    /// everything.
     pub(crate) restart_due: PathBuf,
-    /// Of systemd, while it runs.
+    /// Exists while systemd runs.
     pub(crate) systemd: PathBuf,
 }
 
@@ -38,12 +39,12 @@ impl Default for Places {
 }
 
 impl Places {
-    /// The files that are replaced as a whole, by way of a temporary file beside each.
+    /// The files that are replaced as a whole, each through a temporary file beside it.
     pub(crate) fn replaced_whole(&self) -> [&Path; 4] {
         [&self.program, &self.unit, &self.settings, &self.proxies]
     }
 
-    /// The places below another root than `/`.
+    /// The paths below another root than `/`.
     pub(crate) fn under(root: &Path) -> Self {
         let at = |path: &str| root.join(path.trim_start_matches('/'));
         Self {
@@ -68,7 +69,7 @@ mod tests {
     use crate::commands::install::plan::UNIT_FILE;
 
     #[test]
-    fn the_unit_starts_the_program_with_the_settings_and_the_state_that_are_installed() {
+    fn the_unit_starts_the_installed_program() {
         let Places { program, settings, proxies, state, .. } = Places::default();
         let start = format!("ExecStart={} run --config {}\n", program.display(), settings.display());
         assert!(UNIT_FILE.contains(&start), "{start}");

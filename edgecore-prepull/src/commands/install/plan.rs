@@ -1,4 +1,4 @@
-//! What is to be done for the agent to run on this machine: decided here, without touching anything.
+//! The steps that make the agent run on this machine, decided without touching anything.
 
 use std::path::PathBuf;
 
@@ -11,13 +11,13 @@ use crate::cloud::endpoint::Urls;
 use crate::cloud::identity::Connection;
 use crate::config::Settings;
 
-/// The unit, as packages have it but for the place of the program.
+/// The unit. Packages have the same one with another path of the program.
 pub(crate) const UNIT_FILE: &str =
     include_str!("../../../../manifests/edgecore-prepull/edgecore-prepull.service");
-/// The settings of a machine that has none yet, all of them comments or defaults.
+/// The settings of a machine that has none yet: only comments and defaults.
 const FIRST_SETTINGS: &str = include_str!("../../../../manifests/edgecore-prepull/config.yaml");
 
-/// What starts services on this machine.
+/// The init system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Init {
     Systemd,
@@ -27,31 +27,31 @@ pub(crate) enum Init {
     Unknown,
 }
 
-/// What was found on this machine.
+/// Facts about this machine.
 #[derive(Clone, Debug)]
 #[allow(clippy::struct_excessive_bools, reason = "each is found by itself")]
 pub(super) struct Facts {
     pub(super) init: Init,
-    /// Whether a package has brought program and unit.
+    /// Whether a package has installed program and unit.
     pub(super) is_packaged: bool,
-    /// The program that runs.
+    /// The running program.
     pub(super) program: PathBuf,
-    /// Whether the program that the unit starts is the one that runs.
+    /// Whether the unit starts the same program as the running one.
     pub(super) is_program_there: bool,
     pub(super) has_state_dir: bool,
     /// Whether `install` has put a program in place.
     pub(super) has_own_program: bool,
-    /// The texts of the files, where there are any.
+    /// The contents of the files that exist.
     pub(super) unit: Option<String>,
     pub(super) settings: Option<String>,
     pub(super) proxies: Option<String>,
-    /// The proxies of the runtime, by their variables. `None` if it cannot be asked.
+    /// The proxies of the runtime, by variable. `None` if we can't read them.
     pub(super) runtime_proxies: Option<Vec<(String, String)>>,
     pub(super) is_enabled: bool,
     pub(super) is_running: bool,
-    /// Whether an earlier run was interrupted between a change and the restart that belongs to it.
+    /// Whether an earlier run was interrupted between a change and its restart.
     pub(super) is_restart_due: bool,
-    /// Whether a process other than the unit's has the state directory.
+    /// Whether a process other than the unit's uses the state directory.
     pub(super) is_state_in_use: bool,
     pub(super) host_name: String,
     pub(super) joined: Option<JoinedAs>,
@@ -63,16 +63,16 @@ pub(super) struct JoinedAs {
     pub(super) node: NodeName,
     pub(super) has_expired: bool,
     pub(super) connection: Option<Connection>,
-    /// Whether the CA of the token that was given is trusted; true if none was given.
+    /// Whether the node trusts the CA of the given token. True without a token.
     pub(super) trusts_token: bool,
-    /// Whether a run that was interrupted before the restart has got the certificate.
+    /// Whether a run that was interrupted before the restart got this certificate.
     pub(super) is_of_interrupted_run: bool,
 }
 
-/// What the command line asks for.
+/// The options of the command line.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Wish {
-    /// Empty for those that the node has joined with.
+    /// Empty to keep the URLs that the node has joined with.
     pub(super) enroll_urls: Urls,
     pub(super) tunnel_urls: Urls,
     pub(super) has_token: bool,
@@ -82,34 +82,34 @@ pub(super) struct Wish {
     pub(super) settings: Map<String, Value>,
 }
 
-/// One thing to do.
+/// One step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     CreateStateDir,
-    /// Get a certificate. `renew`: the one that has expired may still be renewed, without the token.
+    /// Get a certificate. With `renew`, an expired certificate may still be renewed without the token.
     Join {
         renew: bool,
     },
-    /// Store other addresses of cloudcore.
+    /// Store new addresses of cloudcore.
     Redirect(Connection),
     CopyProgram,
     WriteUnit,
     WriteSettings(String),
-    /// Have the agent go through the proxies of the runtime.
+    /// Make the agent use the proxies of the runtime.
     WriteProxies(String),
-    /// Remove what a package has replaced.
+    /// Remove a file that a package has replaced.
     Remove(PathBuf),
     Reload,
-    /// Link the unit, anew where its file has changed.
+    /// Link the unit, again if its file has changed.
     Enable,
     Start,
     Restart,
     AwaitConnection,
-    /// Say how to start the agent where no systemd runs.
+    /// Explain how to start the agent without systemd.
     Explain(Init),
 }
 
-/// What to do, in this order. Each step may be the last one that is carried out: the same command goes on from there.
+/// The steps, in this order. A run may stop after any of them; the same command then continues from there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) node: NodeName,
@@ -117,11 +117,11 @@ pub(super) struct Plan {
     pub(super) steps: Vec<Step>,
 }
 
-/// Why nothing is done.
+/// Reason for doing nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error(
-        "{0} has to be run as root: put `sudo` in front (with the token in --token-file), or look at what it would do with --dry-run"
+        "{0} must run as root: put `sudo` in front (with the token in --token-file), or look at what it would do with --dry-run"
     )]
     NotRoot(&'static str),
     #[error(
@@ -160,13 +160,13 @@ pub(crate) enum Refusal {
     Token(&'static str),
 }
 
-/// Decides what to do.
+/// Decides on the steps.
 pub(super) fn plan(facts: &Facts, wish: &Wish, places: &Places) -> Result<Plan, Refusal> {
     if facts.is_packaged && !facts.is_program_there {
         return Err(Refusal::Packaged);
     }
     let has_systemd = facts.init == Init::Systemd;
-    // What another init has started cannot be asked for: where a program of ours is in place, it is that one.
+    // We can't query services of another init. If our program is in place, we assume that the running agent is ours.
     let is_ours = facts.is_running || (!has_systemd && (facts.has_own_program || facts.is_packaged));
     if facts.is_state_in_use && !is_ours {
         return Err(Refusal::OtherAgent(places.state.clone()));
@@ -179,7 +179,7 @@ pub(super) fn plan(facts: &Facts, wish: &Wish, places: &Places) -> Result<Plan, 
     if !facts.has_state_dir {
         steps.push(Step::CreateStateDir);
     }
-    // First, because it is what fails most often: then nothing else is left behind.
+    // First, because it fails most often: then nothing else is left behind.
     steps.extend(joining);
     if !facts.is_packaged && !facts.is_program_there {
         steps.push(Step::CopyProgram);
@@ -215,7 +215,7 @@ pub(super) fn plan(facts: &Facts, wish: &Wish, places: &Places) -> Result<Plan, 
     Ok(Plan { node, connection, steps })
 }
 
-/// What an earlier `install` has put where it comes before the files of the package that was installed since.
+/// Files of an earlier `install` that would take precedence over those of a package that was installed since.
 fn find_replaced(facts: &Facts, places: &Places) -> Vec<PathBuf> {
     if !facts.is_packaged {
         return Vec::new();
@@ -226,7 +226,7 @@ fn find_replaced(facts: &Facts, places: &Places) -> Vec<PathBuf> {
     unit.into_iter().chain(facts.has_own_program.then(|| places.program.clone())).collect()
 }
 
-/// The new text of the settings, if it is another one.
+/// The new text of the settings, if it changes.
 fn plan_settings(facts: &Facts, wish: &Wish, places: &Places) -> Result<Option<String>, Refusal> {
     let file = places.settings.clone();
     let before = facts.settings.as_deref();
@@ -248,7 +248,7 @@ fn plan_settings(facts: &Facts, wish: &Wish, places: &Places) -> Result<Option<S
 
 fn choose_node(facts: &Facts, wish: &Wish) -> Result<NodeName, Refusal> {
     let joined = facts.joined.as_ref().map(|joined| &joined.node);
-    // As the kubelet and KubeEdge's EdgeCore make it of the host name.
+    // The same name that the kubelet and KubeEdge's EdgeCore derive from the host name.
     let of_host = || NodeName(facts.host_name.trim().to_lowercase());
     let node = wish.node.clone().or_else(|| joined.cloned()).unwrap_or_else(of_host);
     if !node.is_valid() {
@@ -262,7 +262,7 @@ fn choose_node(facts: &Facts, wish: &Wish) -> Result<NodeName, Refusal> {
     }
 }
 
-/// Where cloudcore is, and what has to be done to be let in.
+/// The addresses of cloudcore, and the step that gets a certificate, if one is needed.
 fn plan_joining(facts: &Facts, wish: &Wish, node: &NodeName) -> Result<(Connection, Option<Step>), Refusal> {
     let stored = facts.joined.as_ref().and_then(|joined| joined.connection.as_ref());
     let or_stored = |given: &Urls, stored: Option<&Urls>| {
@@ -281,7 +281,7 @@ fn plan_joining(facts: &Facts, wish: &Wish, node: &NodeName) -> Result<(Connecti
     let step = match &facts.joined {
         None => Some(with_token("not joined")?),
         Some(joined) if wish.rejoin && !joined.is_of_interrupted_run => Some(with_token("to join again")?),
-        // The token is of another installation, or of a CA that has come while the node was away.
+        // The token is for another installation, or for a CA that was added while the node was away.
         Some(joined) if !joined.trusts_token => Some(Step::Join { renew: false }),
         Some(joined) if joined.has_expired => Some(Step::Join { renew: true }),
         Some(_) if stored != Some(&connection) => Some(Step::Redirect(connection.clone())),
@@ -291,7 +291,7 @@ fn plan_joining(facts: &Facts, wish: &Wish, node: &NodeName) -> Result<(Connecti
 }
 
 impl Step {
-    /// What the step does, for --dry-run.
+    /// Description of the step for --dry-run.
     pub(super) fn describe(&self, plan: &Plan, places: &Places) -> String {
         match self {
             Self::CreateStateDir => format!("create {} (mode 0700)", places.state.display()),
@@ -323,7 +323,7 @@ impl Step {
         }
     }
 
-    /// Whether a running agent sees what the step has done only after a restart.
+    /// Whether a running agent needs a restart to notice the step.
     pub(super) fn needs_restart(&self) -> bool {
         match self {
             Self::Join { .. }

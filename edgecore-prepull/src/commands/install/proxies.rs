@@ -1,16 +1,16 @@
-//! The proxies that the container runtime downloads through. The agent's unit reads them from a file of their own.
+//! The proxies of the container runtime. The agent's unit reads them from a file of their own.
 
 use std::fmt::Write as _;
 use std::path::Path;
 
 use crate::images::runtime::RuntimeEndpoint;
 
-/// First line of a file of ours. One without it is an administrator's.
+/// First line of a file that we wrote. A file without it is an administrator's.
 const HEADER: &str = "# The proxies of the container runtime, written by `edgecore-prepull install`. Without this line it's left alone.\n";
-/// The variables that Go's programs read, and so containerd.
+/// The variables that Go programs read, and so containerd.
 const NAMES: [&str; 6] = ["HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"];
 
-/// Asks the runtime's process for its proxies. `None` if it doesn't run, or listens behind a socket of systemd.
+/// Reads the proxies from the runtime's process. `None` if it doesn't run, or listens behind a socket of systemd.
 pub(super) async fn of_runtime(runtime: &RuntimeEndpoint) -> Option<Vec<(String, String)>> {
     let peer = runtime.peer().await.filter(|peer| *peer > 1)?;
     let environment = std::fs::read(Path::new("/proc").join(peer.to_string()).join("environ")).ok()?;
@@ -27,7 +27,7 @@ fn proxies(environment: &[u8]) -> Vec<(String, String)> {
     set.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
-/// The new text of the file, if it is another one.
+/// The new text of the file, if it changes.
 pub(super) fn plan(before: Option<&str>, proxies: Option<&[(String, String)]>) -> Option<String> {
     let proxies = proxies?;
     match before {

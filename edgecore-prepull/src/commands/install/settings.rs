@@ -1,11 +1,10 @@
-//! Settings in the text of `config.yaml`, set without touching what else stands there: it has comments, and an
-//! administrator's lines.
+//! Sets settings in the text of `config.yaml`, and leaves comments and an administrator's lines alone.
 
 use serde_json::{Map, Value};
 
 use crate::config::Settings;
 
-/// Sets these settings, by their names in the file. Those that have the value already are left as they are written.
+/// Sets these settings, by their names in the file. A setting that already has the value keeps its line.
 pub(super) fn set(text: &str, wanted: &Map<String, Value>) -> Result<String, String> {
     let before = values_of(text)?;
     let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
@@ -19,7 +18,7 @@ pub(super) fn set(text: &str, wanted: &Map<String, Value>) -> Result<String, Str
     }
     let mut expected = before;
     expected.extend(wanted.clone());
-    // YAML that is written in a way that is not known here.
+    // The file has YAML that this line editor doesn't handle.
     if values_of(&after).as_ref() != Ok(&expected) {
         let keys: Vec<_> = wanted.iter().map(|(key, value)| format!("{key}: {value}")).collect();
         return Err(format!("cannot be changed line by line: set {} there by hand", keys.join(", ")));
@@ -31,7 +30,7 @@ pub(super) fn set(text: &str, wanted: &Map<String, Value>) -> Result<String, Str
 pub(super) fn values(settings: &Settings) -> Map<String, Value> {
     match serde_json::to_value(settings) {
         Ok(Value::Object(values)) => values,
-        // Settings are a struct of texts, numbers and lists of texts.
+        // `Settings` has only texts, numbers and lists of texts.
         _ => Map::new(),
     }
 }
@@ -40,7 +39,7 @@ fn values_of(text: &str) -> Result<Map<String, Value>, String> {
     Settings::from_text(text).map(|settings| values(&settings)).map_err(|problem| format!("wrong{problem}"))
 }
 
-/// Puts the line where the key stands, or else below the comment that shows it, or else at the end.
+/// Replaces the line of the key. Without one, inserts below the comment that shows the key, or else at the end.
 fn set_line(lines: &mut Vec<String>, key: &str, line: String) {
     let begins = |line: &str, prefix: &str| {
         line.strip_prefix(prefix)
@@ -48,7 +47,7 @@ fn set_line(lines: &mut Vec<String>, key: &str, line: String) {
             .is_some_and(|rest| rest.starts_with(':'))
     };
     if let Some(at) = lines.iter().position(|line| begins(line, "")) {
-        // Its value may go on in the lines below.
+        // Its value may continue in the lines below.
         let rest =
             lines[at + 1..].iter().take_while(|line| line.starts_with([' ', '\t']) || line.starts_with("- "));
         let end = at + 1 + rest.count();
@@ -70,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_is_put_where_it_belongs_and_nothing_else_is_touched() {
+    fn a_setting_replaces_only_its_line() {
         for (before, wanted, after) in [
             ("# one\nmaxTasks: 1\n", r#"{"maxTasks": 2}"#, "# one\nmaxTasks: 2\n"),
             (
@@ -105,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_wrong_or_written_in_another_way_is_left_to_the_administrator() {
+    fn unknown_yaml_is_left_to_the_administrator() {
         let error = set("{maxTasks: 1}\n", &map(r#"{"maxTasks": 2}"#)).unwrap_err();
         assert!(error.contains("set maxTasks: 2 there by hand"), "{error}");
         let error = set("maxTask: 1\n", &map(r#"{"maxTasks": 2}"#)).unwrap_err();
@@ -113,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_flags_say_is_what_the_file_says_to_the_agent() {
+    fn flags_and_file_mean_the_same() {
         use clap::Parser;
         #[derive(Parser)]
         struct Line {

@@ -1,4 +1,4 @@
-//! systemd, by its own commands.
+//! systemd, through `systemctl` and `journalctl`.
 
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -9,29 +9,29 @@ use tokio::time::timeout;
 
 use super::places::UNIT;
 
-/// The limit of one command. A stop takes up to the unit's TimeoutStopSec, 20 s.
+/// Deadline of one command. A stop takes up to the unit's TimeoutStopSec, 20 s.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// Lines of the agent's log that an error shows.
+/// Number of lines of the agent's log in an error.
 const LINES: &str = "8";
 
-/// What systemd says of the unit.
+/// The state of the unit in systemd.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct UnitState {
     /// As in `systemctl is-active`: active, activating, failed, …
     pub(crate) active: String,
     pub(crate) is_enabled: bool,
-    /// Whether systemd has the unit, or remembers it.
+    /// Whether systemd has the unit file, or still knows the unit.
     pub(crate) is_known: bool,
 }
 
 impl UnitState {
-    /// Whether there is a process of the unit, or systemd is about to start one.
+    /// Whether the unit has a process, or systemd is about to start one.
     pub(crate) fn is_running(&self) -> bool {
         matches!(self.active.as_str(), "active" | "activating" | "reloading" | "deactivating")
     }
 }
 
-/// Asks for the unit's state.
+/// Queries the unit's state.
 pub(crate) async fn state() -> anyhow::Result<UnitState> {
     let properties = "--property=ActiveState,UnitFileState,LoadState";
     Ok(parse_state(&call("systemctl", &["show", UNIT, properties]).await?))
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_unit_is_known_if_it_has_a_file_or_still_runs() {
+    fn a_unit_has_a_file_or_runs() {
         let state = |active: &str, file: &str, load: &str| {
             parse_state(&format!("ActiveState={active}\nUnitFileState={file}\nLoadState={load}\n"))
         };

@@ -1,5 +1,5 @@
-//! Progress of `pull`: on a terminal a bar for each image and for each of its layers that is arriving, and one line for each
-//! event elsewhere.
+//! Progress of `pull`. On a terminal it's a bar for each image and for each of its layers in progress; elsewhere it's
+//! one line per event.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
@@ -22,7 +22,7 @@ pub(super) struct Display {
 
 struct Shown {
     name: String,
-    /// What the runtime had under the reference before.
+    /// The image that the runtime had under the reference before.
     before: Option<Present>,
     /// Absent without a terminal.
     bar: Option<ProgressBar>,
@@ -35,7 +35,7 @@ struct State {
     unpacking: BTreeSet<usize>,
     /// The layers of the images that are being downloaded.
     layers: BTreeMap<usize, LayerBars>,
-    /// What was said last of what the task waits for.
+    /// The last wait that was displayed.
     waits: String,
 }
 
@@ -69,7 +69,7 @@ impl Display {
             let Some(bar) = bar else { continue };
             match downloads.iter().find(|download| download.reference == *name) {
                 Some(download) => state.layers.entry(index).or_default().show(all, bar, download),
-                // It was the last layer, or the attempt has ended.
+                // The last layer has arrived, or the attempt has ended.
                 None => {
                     if let Some(layers) = state.layers.remove(&index) {
                         layers.clear(all);
@@ -79,7 +79,7 @@ impl Display {
         }
     }
 
-    /// Displays what all images wait for, when that is something new.
+    /// Displays the reason why all images wait, if it has changed.
     pub(super) fn show_waits(&self, waits: &str) {
         let mut state = self.lock();
         if state.waits == waits {
@@ -106,12 +106,12 @@ impl Display {
         match (phase, bar) {
             (ImagePhase::Waiting | ImagePhase::Done | ImagePhase::Other, _) => {}
             (ImagePhase::Pulling, Some(bar)) => match bytes {
-                // What the runtime does once it has every byte.
+                // The runtime has every byte, and unpacks.
                 _ if is_unpacking => {
                     bar.set_style(style("  {prefix} {msg}"));
                     bar.set_message("unpacking");
                 }
-                // Where the agent downloads, its layers say more, and more often.
+                // If the agent downloads, the layers show more detail, and more often.
                 Some(_) if self.lock().layers.contains_key(&index) => {}
                 Some(bytes) => show_bytes(bar, *bytes),
                 None => bar.set_message("pulling"),
@@ -121,7 +121,7 @@ impl Display {
                 bar.set_message(format!("trying again: {reason}"));
             }
             (ImagePhase::Pulling, None) if is_unpacking => {
-                // Once: there is no progress in it that could be shown.
+                // Once: unpacking has no progress to show.
                 if self.lock().unpacking.insert(index) {
                     print_line(&format!("{name}: unpacking"));
                 }
@@ -140,7 +140,7 @@ impl Display {
         }
     }
 
-    /// Displays the result of an image, the first time that it is given.
+    /// Displays the result of an image, once.
     pub(super) fn show_result(&self, index: usize, result: &ImageResult) {
         let Some(Shown { name, before, bar }) = self.images.get(index) else { return };
         if !self.lock().ended.insert(index) {
@@ -156,7 +156,7 @@ impl Display {
         }
     }
 
-    /// Displays the results that are missing: the executor does not report images that were stopped.
+    /// Displays the missing results: the executor doesn't report images that were stopped.
     pub(super) fn show_missing_results(&self, images: &[ImageResult]) {
         for (index, result) in images.iter().enumerate() {
             self.show_result(index, result);
@@ -181,7 +181,7 @@ pub(super) fn show_bytes(bar: &ProgressBar, Bytes { done, total }: Bytes) {
     bar.set_length(total);
     bar.set_position(done);
     if begins {
-        // What an earlier pull has left has not arrived now: it counts for no rate.
+        // Bytes of an earlier pull must not count towards the rate.
         bar.reset_eta();
     }
 }

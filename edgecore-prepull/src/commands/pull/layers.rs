@@ -9,7 +9,7 @@ use super::display::{show_bytes, style};
 use super::wording::shorten_digest;
 use crate::images::fetch::{ImageDownload, LayerDownload};
 
-/// Most layers of an image that are shown: of an image whose pull was broken off several times, many may have begun.
+/// Most layers of an image that are shown. After several interrupted pulls, many layers may be partly there.
 const SHOWN: usize = 6;
 
 /// The layers of an image that are shown, by digest.
@@ -17,7 +17,7 @@ const SHOWN: usize = 6;
 pub(super) struct LayerBars(BTreeMap<String, ProgressBar>);
 
 impl LayerBars {
-    /// Shows the layers that are arriving below the bar of their image, and in that bar the sum of all.
+    /// Shows the layers in progress below the bar of their image, and their sum in that bar.
     pub(super) fn show(&mut self, all: &MultiProgress, of_image: &ProgressBar, download: &ImageDownload) {
         let sum = sum(download);
         if sum.done < sum.total {
@@ -46,7 +46,7 @@ impl LayerBars {
         }
     }
 
-    /// Takes the bars away.
+    /// Removes the bars.
     pub(super) fn clear(self, all: &MultiProgress) {
         self.0.values().for_each(|bar| all.remove(bar));
     }
@@ -55,7 +55,7 @@ impl LayerBars {
 /// The line of a layer.
 const LINE: &str = "    {prefix} {bar:22} {bytes}/{total_bytes} {bytes_per_sec}";
 
-/// The layers that have begun and are not whole, the lowest one first.
+/// The layers in progress, the lowest one first.
 fn arriving(download: &ImageDownload) -> Vec<&LayerDownload> {
     let has_begun = |layer: &&LayerDownload| layer.done > 0 && layer.done < layer.total;
     download.layers.iter().filter(has_begun).take(SHOWN).collect()
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_that_are_arriving_are_shown_and_all_are_counted() {
+    fn arriving_layers_are_shown_all_are_counted() {
         let all = MultiProgress::with_draw_target(ProgressDrawTarget::hidden());
         let of_image = all.add(ProgressBar::new(0));
         let mut bars = LayerBars::default();

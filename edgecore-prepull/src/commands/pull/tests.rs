@@ -4,7 +4,7 @@ use super::*;
 use crate::images::puller::fake::Fake;
 
 #[tokio::test(start_paused = true)]
-async fn a_runtime_that_does_not_answer_is_waited_for_and_not_for_long() {
+async fn the_wait_for_a_runtime_is_short() {
     let fake = Fake::new();
     fake.state.lock().unwrap().outages = 5;
     wait_for_runtime(&*fake).await.unwrap();

@@ -1,14 +1,14 @@
-//! What `pull` says of images that have ended.
+//! Texts of `pull` about images that have ended.
 
 use indicatif::HumanBytes;
 use prepull_api::task::{ImageOutcome, ImageResult};
 
 use crate::images::puller::Present;
 
-/// Hex digits of a digest that people compare; what follows makes lines wrap.
+/// Hex digits of a digest that people compare; more would make lines wrap.
 const DIGEST_DIGITS: usize = 12;
 
-/// The result of an image in a few words. `before`: what the runtime had under the reference.
+/// The result of an image in a few words. `before` is the image that the runtime had under the reference.
 pub(super) fn describe_result(result: &ImageResult, before: Option<&Present>) -> String {
     let digest = result.digest.as_deref().map_or("digest unknown", shorten_digest);
     match result.outcome {
@@ -22,7 +22,7 @@ pub(super) fn describe_result(result: &ImageResult, before: Option<&Present>) ->
     }
 }
 
-/// One line about all images, with the mark that each of them has in its own line.
+/// One line about all images, with the same mark as the lines of single images.
 pub(super) fn summarize<'a>(images: impl Iterator<Item = (&'a ImageResult, Option<&'a Present>)>) -> String {
     let (mut pulled, mut there, mut missing) = (0, 0, 0);
     for (result, before) in images {
@@ -40,7 +40,7 @@ pub(super) fn summarize<'a>(images: impl Iterator<Item = (&'a ImageResult, Optio
     format!("{mark} {all} {images}: {}", counts.collect::<Vec<_>>().join(", "))
 }
 
-/// Whether the runtime had the very image before. A pull asks the registry all the same, and ends at once.
+/// Whether the runtime already had this very image. A pull still asks the registry, and ends immediately.
 fn was_there(result: &ImageResult, before: Option<&Present>) -> bool {
     match result.outcome {
         ImageOutcome::Present => true,
@@ -84,11 +84,11 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_was_there_is_told_from_one_that_was_pulled() {
+    fn present_images_differ_from_pulled_ones() {
         let pulled = result(ImageOutcome::Pulled);
         let said = "pulled, sha256:aaaaaaaaaaaa, 1.00 MiB";
         assert_eq!(describe_result(&pulled, None), said);
-        // Another image of the same name, which the registry has replaced.
+        // The registry has replaced the image under this name.
         assert_eq!(describe_result(&pulled, Some(&present(Some(digest('c'))))), said);
         // The same configuration under another manifest has new layers.
         assert_eq!(describe_result(&pulled, Some(&present(None))), said);
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn the_summary_counts_what_is_on_the_machine_now() {
+    fn the_summary_counts_images_on_the_machine() {
         let all = [ImageOutcome::Pulled, ImageOutcome::Present, ImageOutcome::Failed, ImageOutcome::Stopped];
         let all = all.map(result);
         let of = |results: &[ImageResult]| summarize(results.iter().map(|result| (result, None)));

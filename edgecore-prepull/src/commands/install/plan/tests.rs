@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A machine with systemd and nothing of ours.
+/// A machine with systemd and without the agent.
 fn bare() -> Facts {
     Facts {
         init: Init::Systemd,
@@ -24,7 +24,7 @@ fn bare() -> Facts {
     }
 }
 
-/// A machine whose agent runs.
+/// A machine with a running agent.
 fn installed() -> Facts {
     Facts {
         is_program_there: true,
@@ -60,7 +60,7 @@ fn connection(host: &str) -> Connection {
     }
 }
 
-/// What the line says that `token create` prints.
+/// The options in the line that `token create` prints.
 fn line() -> Wish {
     let Connection { tunnel_urls, enroll_urls, .. } = connection("cloud");
     Wish { tunnel_urls, enroll_urls, has_token: true, ..Wish::default() }
@@ -75,7 +75,7 @@ fn steps(facts: &Facts, wish: &Wish) -> Vec<Step> {
 }
 
 #[test]
-fn a_bare_machine_joins_first_and_is_started_last() {
+fn a_bare_machine_joins_first_starts_last() {
     let plan = plan_of(&bare(), &line()).unwrap();
     assert_eq!(plan.node, "edge-1".into(), "the host name, as the kubelet writes it");
     assert_eq!(
@@ -95,14 +95,14 @@ fn a_bare_machine_joins_first_and_is_started_last() {
 }
 
 #[test]
-fn the_same_line_again_only_looks_whether_the_agent_is_connected() {
+fn repeating_the_line_only_checks_the_connection() {
     for wish in [line(), Wish { has_token: false, ..line() }, Wish::default()] {
         assert_eq!(steps(&installed(), &wish), [Step::AwaitConnection]);
     }
 }
 
 #[test]
-fn whatever_a_run_that_was_interrupted_has_left_the_same_line_finishes_it() {
+fn the_same_line_finishes_an_interrupted_run() {
     let whole = steps(&bare(), &line());
     let restart = [Step::Reload, Step::Enable, Step::Restart, Step::AwaitConnection];
     for (facts, wanted) in [
@@ -127,7 +127,7 @@ fn whatever_a_run_that_was_interrupted_has_left_the_same_line_finishes_it() {
 }
 
 #[test]
-fn proxies_of_the_runtime_are_the_agents() {
+fn the_agent_gets_the_runtimes_proxies() {
     let proxies = Some(vec![("HTTPS_PROXY".to_owned(), "http://u:hunter2@proxy:3128".to_owned())]);
     let facts = Facts { runtime_proxies: proxies, ..installed() };
     let found = plan(&facts, &line(), &Places::default()).unwrap();
@@ -141,7 +141,7 @@ fn proxies_of_the_runtime_are_the_agents() {
 }
 
 #[test]
-fn what_is_changed_is_taken_over_with_a_restart() {
+fn a_change_needs_a_restart() {
     let other = connection("other");
     let wish =
         Wish { tunnel_urls: other.tunnel_urls.clone(), enroll_urls: other.enroll_urls.clone(), ..line() };
@@ -160,7 +160,7 @@ fn what_is_changed_is_taken_over_with_a_restart() {
 }
 
 #[test]
-fn a_node_joins_again_only_where_its_certificate_is_of_no_use() {
+fn a_node_rejoins_only_without_a_valid_certificate() {
     let first = |facts: &Facts, wish: &Wish| plan_of(facts, wish).map(|plan| plan.steps[0].clone());
     let expired = joined(|joined| joined.has_expired = true);
     assert_eq!(first(&expired, &line()), Ok(Step::Join { renew: true }));
@@ -173,7 +173,7 @@ fn a_node_joins_again_only_where_its_certificate_is_of_no_use() {
         Err(Refusal::Token("to join again"))
     );
 
-    // It has used the token, which lets the node join once.
+    // The run has used the token, which lets the node join once.
     let mut interrupted = joined(|joined| joined.is_of_interrupted_run = true);
     interrupted.is_restart_due = true;
     assert_eq!(first(&interrupted, &rejoin), Ok(Step::Reload));
@@ -185,7 +185,7 @@ fn a_node_joins_again_only_where_its_certificate_is_of_no_use() {
 }
 
 #[test]
-fn a_package_keeps_its_program_and_its_unit() {
+fn a_package_keeps_program_and_unit() {
     let packaged = Facts {
         is_packaged: true,
         is_program_there: true,
@@ -201,7 +201,7 @@ fn a_package_keeps_its_program_and_its_unit() {
 }
 
 #[test]
-fn what_a_package_has_replaced_is_removed_and_the_agent_of_the_package_is_started() {
+fn a_package_replaces_an_earlier_install() {
     let Places { program, unit, .. } = Places::default();
     let packaged = Facts { is_packaged: true, ..installed() };
     let taken_over = [Step::Remove(program.clone()), Step::Restart, Step::AwaitConnection];
@@ -218,7 +218,7 @@ fn what_a_package_has_replaced_is_removed_and_the_agent_of_the_package_is_starte
 }
 
 #[test]
-fn without_systemd_all_is_put_in_place_but_the_unit_and_the_rest_is_said() {
+fn without_systemd_the_rest_is_explained() {
     for init in [Init::OpenRc, Init::Runit, Init::Container, Init::Unknown] {
         let first = steps(&Facts { init, ..bare() }, &line());
         let [
@@ -241,7 +241,7 @@ fn without_systemd_all_is_put_in_place_but_the_unit_and_the_rest_is_said() {
 }
 
 #[test]
-fn what_cannot_work_is_refused_before_anything_is_done_with_the_remedy() {
+fn impossible_requests_are_refused_with_a_remedy() {
     let settings = |text: &str| Facts { settings: Some(text.to_owned()), ..installed() };
     for (facts, wish, words) in [
         (bare(), Wish { has_token: false, ..line() }, "set PREPULL_TOKEN, or give --token-file"),
@@ -260,12 +260,12 @@ fn what_cannot_work_is_refused_before_anything_is_done_with_the_remedy() {
         let said = plan_of(&facts, &wish).unwrap_err().to_string();
         assert!(said.contains(words), "{words}: {said}");
     }
-    // The addresses in the file are the administrator's as long as nothing else is asked for.
+    // The addresses in the file are the administrator's, as long as the command line gives no others.
     assert_eq!(steps(&settings("tunnelUrl: wss://a\n"), &Wish::default()), [Step::AwaitConnection]);
 }
 
 #[test]
-fn a_dry_run_shows_each_step_and_its_settings() {
+fn a_dry_run_shows_each_step() {
     let mut wish = line();
     wish.settings.insert("runtimeEndpoint".to_owned(), "unix:///run/x.sock".into());
     let plan = plan_of(&bare(), &wish).unwrap();
