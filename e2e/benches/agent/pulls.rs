@@ -21,12 +21,12 @@ use prepull_e2e::prelude::*;
 
 pub(crate) type Cri = ImageServiceClient<tonic::transport::Channel>;
 
-/// The agent's executor, whose agent downloads by itself.
+/// The agent's executor, with downloads by the agent itself.
 pub(crate) fn fetching(
     containerd: &Containerd,
     parallel_pulls: NonZeroUsize,
 ) -> Result<Executor<Fetching<CriPuller>>> {
-    let settings = FetchSettings { mode: FetchMode::Agent, ..FetchSettings::whatever_the_disk() };
+    let settings = FetchSettings { mode: FetchMode::Agent, ..FetchSettings::without_room_check() };
     let puller = Fetching::over_cri(CriPuller::new(containerd.endpoint().parse()?), settings);
     Ok(Executor::new(Arc::new(puller), parallel_pulls, Limits::default()))
 }

@@ -1,7 +1,7 @@
 //! containerd's own gRPC API, which its CRI socket serves as well: content store, images, snapshots and
 //! leases.
 //!
-//! Other runtimes answer `Unimplemented`, so every caller has to manage without.
+//! Other runtimes answer `Unimplemented`, so every caller must work without it.
 
 mod holdings;
 mod labels;
@@ -34,7 +34,7 @@ pub(crate) use store::{ContentStore, Ingest};
 pub(crate) use unpack::{Unpack, Unpacker};
 pub(crate) use writer::{Blob, BlobKind, ContentWriter, PartialBlob, WriteError};
 
-/// One containerd: what all who talk to it share.
+/// The connection to one containerd, shared by all its clients.
 #[derive(Clone, Debug)]
 pub(crate) struct Containerd {
     pub(crate) channel: Channel,
@@ -60,7 +60,7 @@ fn to_size(size: i64) -> u64 {
     u64::try_from(size).unwrap_or(0)
 }
 
-/// Sizes are signed on the wire. None that fits into a store is too large for it.
+/// Sizes are signed on the wire. Every size that fits into a store fits into an i64.
 fn to_wire_size(size: u64) -> i64 {
     i64::try_from(size).unwrap_or(i64::MAX)
 }

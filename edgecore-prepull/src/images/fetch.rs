@@ -8,8 +8,8 @@
 //!                                                │ each byte from the buckets of the node and of the task
 //! ```
 //!
-//! All of it is kept by the lease of the image, so that nothing of it is fetched twice, whatever breaks in between. What
-//! the agent cannot fetch, the runtime pulls as it would without the agent: see [`FetchMode`].
+//! The lease of the image keeps all of it, so nothing is fetched twice after an interruption. Images that the agent
+//! can't fetch are left to the runtime: see [`FetchMode`].
 
 mod ahead;
 mod blob;
@@ -64,22 +64,22 @@ use crate::metrics::Metrics;
 pub use mode::{BadFetchMode, FetchMode};
 pub use room::RoomRules;
 
-/// How the node downloads.
+/// Settings for downloads of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FetchSettings {
     /// Who downloads.
     pub mode: FetchMode,
-    /// Bytes a second over all pulls of the node.
+    /// Limit in bytes a second, over all pulls of the node.
     pub max_rate: Option<NonZeroU64>,
     /// Directory with a directory for each registry; `None` for that of the runtime.
     pub hosts_dir: Option<PathBuf>,
-    /// What must stay free.
+    /// Space that must stay free.
     pub room: RoomRules,
 }
 
 impl FetchSettings {
-    /// Settings under which every image fits, however full the disk is.
-    pub fn whatever_the_disk() -> Self {
+    /// Settings under which every image fits, even on a full disk.
+    pub fn without_room_check() -> Self {
         let room =
             RoomRules { gc_high_threshold: Percent(100), disk_min_free: Amount::Bytes(0), make_room: false };
         Self { room, ..Self::default() }
@@ -97,7 +97,7 @@ impl Default for FetchSettings {
     }
 }
 
-/// Downloads images by itself, and has `P` unpack them.
+/// Downloads by itself, and has `P` unpack.
 #[derive(Debug)]
 pub struct Fetching<P> {
     inner: P,
@@ -124,31 +124,31 @@ impl<P: Puller> Fetching<P> {
         self
     }
 
-    /// Shares layers with the neighbours of the site, for tasks that ask for it.
+    /// Shares layers with the neighbours of the site, for tasks that request it.
     #[must_use]
     pub(crate) fn shared_with(mut self, neighbourhood: Neighbourhood) -> Self {
         self.fetcher.neighbourhood = Some(neighbourhood);
         self
     }
 
-    /// Judges by this clock whether certificates of registries are valid.
+    /// Checks the certificates of registries at the time of this clock.
     #[must_use]
     pub(crate) fn with_clock(mut self, clock: Arc<CloudClock>) -> Self {
         self.fetcher.clock = clock;
         self
     }
 
-    /// The content store that the downloads go to.
+    /// The content store for the downloads.
     pub(crate) fn store(&self) -> Arc<ContentStore> {
         Arc::clone(&self.fetcher.store)
     }
 
-    /// The node's own limit, which may be changed at any time.
+    /// The node's own limit. It may change at any time.
     pub fn bucket(&self) -> &Bucket {
         &self.fetcher.bucket
     }
 
-    /// Notes which images are in use, for ever, if images may be removed to make room.
+    /// Records which images are in use, in an endless loop, if images may be removed to make room.
     pub(crate) async fn watch_uses(&self) -> Infallible {
         if self.fetcher.settings.room.make_room {
             self.fetcher.watch_uses().await
@@ -157,7 +157,7 @@ impl<P: Puller> Fetching<P> {
         }
     }
 
-    /// The downloads that are under way, as they are now.
+    /// The downloads in progress.
     pub fn downloads(&self) -> Vec<ImageDownload> {
         self.fetcher.downloads.now()
     }
@@ -172,7 +172,7 @@ impl<P: Puller> Fetching<P> {
             && let Some(credential) =
                 request.credential.filter(|credential| is_registry_token_alone(credential))
         {
-            // It would serve for the download, and containerd could not show it when it unpacks.
+            // It would work for the download, but containerd couldn't present it for unpacking.
             return Err(unusable(credential, "containerd").into());
         }
         let buckets = Buckets { node: &fetcher.bucket, own: request.terms.bucket };
@@ -181,7 +181,7 @@ impl<P: Puller> Fetching<P> {
         let registry = reference.registry();
         let resolved = repository.resolve().await.map_err(|error| Stop::of_resolve(error, registry))?;
         fetcher.unreachable.forget(registry);
-        // From here on, only what has this digest is fetched and unpacked.
+        // From here on, we fetch and unpack only this digest.
         let verdict = match request.terms.verification {
             Some(verification) => verify(&repository, &resolved.descriptor, verification).await?,
             None => Verdict::Signed,
@@ -192,7 +192,8 @@ impl<P: Puller> Fetching<P> {
             return Err(PullError::new(ErrorClass::RuntimeDown, message).into());
         };
         for (snapshotter, key) in fetcher.leases.half_unpacked(&lease).await {
-            // It takes room, and a process that is killed again and again would fill the disk. If it stays, it goes with the lease.
+            // It takes room, and a process that's killed repeatedly would fill the disk. If removing fails, it goes
+            // with the lease.
             let _ = fetcher.unpacker.remove(&snapshotter, &key, &lease).await;
         }
         let layers: Arc<[_]> = fetcher.layers(&repository, &image, &facts).await.into();
@@ -247,7 +248,7 @@ impl<P: Puller> Fetching<P> {
         Ok(Pulled { warning, by: PulledBy::Agent, from_peers, why_not_shared, ..pulled })
     }
 
-    /// Leaves a pull to the runtime, unless somebody has asked for what only the agent does.
+    /// Leaves a pull to the runtime, unless the task requires something that only the agent can do.
     async fn step_back(
         &self,
         why: &str,
@@ -305,8 +306,8 @@ impl<P: Puller> Puller for Fetching<P> {
         })
     }
 
-    fn set_heard(&self, heard: bool) {
-        self.inner.set_heard(heard);
+    fn set_progress_wanted(&self, wanted: bool) {
+        self.inner.set_progress_wanted(wanted);
     }
 
     async fn flush(&self) {

@@ -1,11 +1,11 @@
-//! The file system at a path: its free space, and flushing it to the disk.
+//! Reads the free space of a file system, and flushes it to disk.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use prepull_api::wire::Filesystem;
 
-/// Reads capacity and free space. Free is what an unprivileged writer may use. May block on a dead file server.
+/// Reads capacity and free space for an unprivileged writer. May block on a dead file server.
 pub(crate) fn read_filesystem(mountpoint: &Path) -> io::Result<Filesystem> {
     let stat = rustix::fs::statvfs(mountpoint)?;
     Ok(Filesystem {
@@ -15,28 +15,28 @@ pub(crate) fn read_filesystem(mountpoint: &Path) -> io::Result<Filesystem> {
     })
 }
 
-/// Why a file system isn't flushed.
+/// Reason why a file system wasn't flushed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FlushError {
-    /// The directory can't be opened: an agent in a container doesn't see all that the runtime sees.
+    /// The directory can't be opened: an agent in a container doesn't see all directories of the runtime.
     #[error("cannot open {}: {source} (if the agent runs in a container, mount it there at the same path)", path.display())]
     NotSeen {
         /// The directory.
         path: PathBuf,
-        /// What opening it answered.
+        /// The error of opening it.
         source: io::Error,
     },
-    /// The disk refuses.
+    /// The flush failed.
     #[error("cannot flush the file system of {}: {source}", path.display())]
     Refused {
         /// A directory of the file system.
         path: PathBuf,
-        /// What the kernel answered.
+        /// The error of the kernel.
         source: io::Error,
     },
 }
 
-/// Writes everything that the file system has in memory to its disk. May take minutes on a slow one.
+/// Writes all cached data of the file system to its disk. May take minutes on a slow one.
 pub(crate) fn flush_filesystem(path: &Path) -> Result<(), FlushError> {
     let path = path.to_owned();
     let flushed = std::fs::File::open(&path).and_then(|directory| Ok(rustix::fs::syncfs(directory)?));
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_can_be_flushed_by_one_of_its_directories() {
+    fn any_directory_flushes_its_file_system() {
         let directory = tempfile::TempDir::new().unwrap();
         flush_filesystem(directory.path()).unwrap();
         let absent = flush_filesystem(&directory.path().join("absent"));

@@ -1,4 +1,4 @@
-//! Flushes that images share: one that begins after an image or a layer was unpacked covers it for every caller.
+//! Flushes that images share: a flush that begins after an image or a layer was unpacked covers it for every caller.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,14 +12,14 @@ use super::filesystem::{FlushError, flush_filesystem};
 /// One flush of the image file system at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Flushes {
-    /// Number of the flush that was begun last.
+    /// Number of the last flush that began.
     begun: AtomicU64,
-    /// Number of the flush that has ended last. Held while one runs.
+    /// Number of the last flush that ended. Locked while one runs.
     ended: Mutex<u64>,
 }
 
 impl Flushes {
-    /// Brings all that was written before this call to the disk of a directory, which is the same one for all callers.
+    /// Brings to disk all data that was written before this call. All callers must pass the same directory.
     pub(crate) async fn flush(&self, directory: PathBuf) -> Result<(), FlushError> {
         let flush = async {
             let path = directory.clone();
@@ -36,7 +36,7 @@ impl Flushes {
         if *ended > earlier {
             return Ok(());
         }
-        // Only who holds the lock counts.
+        // Only the holder of the lock increments it.
         let number = self.begun.load(Ordering::Relaxed) + 1;
         self.begun.store(number, Ordering::Relaxed);
         flush.await?;
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn those_who_come_during_a_flush_share_the_next_one() {
+    async fn callers_during_a_flush_share_the_next() {
         let flushes = Flushes::default();
         let made = AtomicU64::new(0);
         let flush = || async {
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_flush_that_was_given_up_covers_nobody() {
+    async fn an_abandoned_flush_covers_no_caller() {
         let flushes = Flushes::default();
         let flush = || async {
             sleep(Duration::from_secs(10)).await;
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_failed_flush_covers_nobody() {
+    async fn a_failed_flush_covers_no_caller() {
         let flushes = Flushes::default();
         let flush = |made: Result<(), &'static str>| {
             flushes.cover(async move {

@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep};
 
 use records::{Judgement, judge_record, names_reference};
 
-/// Where the kubelet keeps its files unless its `--root-dir` says otherwise.
+/// The default of the kubelet's `--root-dir`.
 pub(crate) const DEFAULT_KUBELET_DIR: &str = "/var/lib/kubelet";
 /// Its directory for images, below that.
 const IMAGE_MANAGER: &str = "image_manager";
@@ -34,7 +34,7 @@ const PULL_PATIENCE: Duration = Duration::from_secs(5);
 /// Interval of looking whether it has ended.
 const PULL_LOOK: Duration = Duration::from_millis(250);
 
-/// Why the kubelet will ask the registry before pods may use an image.
+/// Reason why the kubelet will ask the registry before pods may use an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AskReason {
     /// In one word.
@@ -52,7 +52,7 @@ pub(crate) struct KubeletRecords {
     is_logged: Arc<AtomicBool>,
 }
 
-/// What one look has found.
+/// The result of one look.
 #[derive(Debug)]
 struct Look {
     reason: Option<AskReason>,
@@ -60,7 +60,7 @@ struct Look {
     is_pulling: bool,
 }
 
-/// What there is of one image.
+/// The record of one image.
 enum Found {
     /// No record.
     Nothing,
@@ -76,8 +76,8 @@ impl KubeletRecords {
         Self { dir: kubelet_dir.join(IMAGE_MANAGER).into(), is_logged: Arc::default() }
     }
 
-    /// Finds the reason why the kubelet will ask the registry before pods may use this image, which is on the node. `None` if
-    /// there is none, and also if the records can't be read.
+    /// Finds the reason why the kubelet will ask the registry before pods may use this image, which is on the node.
+    /// `None` if there's no reason, and also if the records can't be read.
     pub(crate) async fn find_reason(&self, id: &str, reference: &str) -> Option<AskReason> {
         let begun = Instant::now();
         loop {
@@ -108,7 +108,7 @@ impl KubeletRecords {
 
 fn look(dir: &Path, id: &str, reference: &str) -> io::Result<Look> {
     let pulled = dir.join("pulled");
-    // Otherwise a directory that is missing would look like one without a record of this image.
+    // Otherwise a missing directory would look like a missing record.
     pulled.metadata()?;
     let reason = match read_record(&pulled, id, reference)? {
         Found::Accessible => return Ok(Look { reason: None, is_pulling: false }),
@@ -148,7 +148,7 @@ fn has_intent(pulling: &Path, reference: &str) -> io::Result<bool> {
     for entry in entries.take(MAX_INTENTS) {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        // The others are not the kubelet's, or not whole yet.
+        // The others aren't the kubelet's, or are incomplete.
         let is_intent = name.starts_with("sha256-") && !name.ends_with(".tmp");
         if is_intent && read_file(&path)?.is_some_and(|bytes| names_reference(&bytes, reference)) {
             return Ok(true);
@@ -176,7 +176,7 @@ fn read_file(path: &Path) -> io::Result<Option<Vec<u8>>> {
 }
 
 fn reason_of(record: KubeletRecord, because: &str) -> AskReason {
-    // What it means comes first: the end may be cut.
+    // The meaning comes first, because the end may be cut.
     let text = truncate_note(&format!(
         "by default, the kubelet asks the registry before a pod may use this image: {because}"
     ));

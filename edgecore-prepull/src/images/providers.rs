@@ -5,7 +5,7 @@
 //!  image ─▶ providers that match ─▶ cache, or else one run of the plugin for all who wait ─▶ credentials that match
 //! ```
 //!
-//! Credentials are kept in memory only, and what is kept of them is wiped once they have expired.
+//! Credentials are kept only in memory, and wiped once they have expired.
 
 mod cache;
 mod config;
@@ -51,11 +51,11 @@ pub(crate) struct ProviderSettings {
 /// The answer of all matching providers for one image.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
-    /// The credentials, in the order in which they are to be tried.
+    /// The credentials, in the order in which to try them.
     pub(crate) credentials: Vec<RegistryCredential>,
     /// The names of the providers that the credentials come from.
     pub(crate) given_by: Vec<String>,
-    /// What failed or was missing, in words for the operator.
+    /// Failures and missing answers, explained to the operator.
     pub(crate) problems: Vec<String>,
     /// Whether a plugin failed; it may answer another time.
     pub(crate) failed: bool,
@@ -76,20 +76,20 @@ struct Provider {
     state: Mutex<State>,
 }
 
-/// Runs the plugin for an image. A value, so that tests need no programs.
+/// Runs the plugin for an image. It's a value, so that tests need no programs.
 type Runner =
     Box<dyn Fn(Arc<Provider>, ImageName) -> BoxFuture<'static, Result<Response, Failure>> + Send + Sync>;
 
 #[derive(Default)]
 struct State {
     cache: Cache,
-    /// The cache key type of the last answer: most likely the next one has the same.
+    /// The cache key type of the last answer: the next one most likely has the same.
     last_key_type: Option<CacheKeyType>,
-    /// The runs under way.
+    /// The runs in progress.
     runs: HashMap<CacheKey, WeakShared<Run>>,
 }
 
-/// A run of the plugin that everybody who needs its answer waits for. It stops when nobody waits any more.
+/// A run of the plugin, shared by all who need its answer. It stops when the last of them is gone.
 type Run = BoxFuture<'static, Arc<Finished>>;
 
 /// The end of a run for `image`.
@@ -98,7 +98,7 @@ struct Finished {
     result: Result<(CacheKeyType, Arc<RegistryConfig>), Failure>,
 }
 
-/// Why a plugin gave no answer.
+/// Reason why a plugin gave no answer.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(transparent)]
@@ -159,7 +159,7 @@ impl Providers {
         self.matching(reference).next().is_some()
     }
 
-    /// Asks all providers that match the image, at the same time.
+    /// Asks all providers that match the image, in parallel.
     pub(crate) async fn ask(&self, reference: &NormalizedReference) -> Answer {
         let image = plugin_image(reference);
         let asked = join_all(
@@ -217,7 +217,7 @@ fn plugin_image(reference: &NormalizedReference) -> ImageName {
     ImageName { registry: reference.registry().to_owned(), name: reference.name() }
 }
 
-/// Where the answer of one provider comes from.
+/// The source of one provider's answer.
 enum Asked {
     Cached(Arc<RegistryConfig>),
     Finished(Arc<Finished>),
@@ -232,10 +232,10 @@ impl Provider {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers from the cache or from the plugin. While the plugin runs for another image, waits for that run if its
-    /// answer is likely to cover this image too; if it turns out not to, runs the plugin for this image.
+    /// Answers from the cache or from the plugin. If the plugin runs for another image and its answer is likely to
+    /// cover this image too, waits for that run; if the answer doesn't cover it, runs the plugin for this image.
     async fn ask(self: Arc<Self>, image: &ImageName) -> Asked {
-        // A plugin that has not answered yet may turn out to answer for all images at once.
+        // A plugin that hasn't answered yet may answer for all images together.
         let key_type = self.lock().last_key_type.unwrap_or(CacheKeyType::Global);
         let finished = match self.cached_or_run(CacheKey::new(key_type, image), image) {
             Ok(cached) => return Asked::Cached(cached),
@@ -254,7 +254,7 @@ impl Provider {
         }
     }
 
-    /// The cached answer, or else a run of the plugin: the one under way for this key, or a new one.
+    /// The cached answer, or else a run of the plugin: the one in progress for this key, or a new one.
     fn cached_or_run(
         self: &Arc<Self>,
         key: CacheKey,
@@ -268,7 +268,7 @@ impl Provider {
             return Err(run);
         }
         let run = self.clone().finish_run(image.clone()).boxed().shared();
-        // Runs that have ended, or that nobody waits for any more, are gone.
+        // Drop runs that have ended or have no waiters.
         state.runs.retain(|_, run| run.upgrade().is_some());
         state.runs.extend(run.downgrade().map(|run| (key, run)));
         Err(run)

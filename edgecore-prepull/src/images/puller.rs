@@ -30,10 +30,10 @@ pub struct PullRequest<'a> {
     pub credential: Option<&'a RegistryCredential>,
     /// Labels and annotations of the pod sandbox to pull for, passed on to the runtime. `None` passes on none.
     pub sandbox: Option<&'a SandboxMetadata>,
-    /// How the image may be downloaded.
+    /// Terms of the download.
     pub terms: PullTerms<'a>,
-    /// The reference under whose lease everything of the image is in the runtime's store already, so that it has only to
-    /// be unpacked. `None` if the runtime is to download it.
+    /// The reference whose lease already holds the whole image in the runtime's store, so that only unpacking is left.
+    /// `None` if the runtime should download it.
     pub fetched_for: Option<&'a str>,
 }
 
@@ -45,62 +45,62 @@ impl<'a> PullRequest<'a> {
     }
 }
 
-/// What a task says about a download, besides what to download. Without a word: as the node itself is set up.
+/// The download terms of a task. By default, only the node's own settings apply.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PullTerms<'a> {
-    /// The task's own limit of bytes a second, which holds beside the node's.
+    /// The task's own limit of bytes a second, in addition to the node's.
     pub bucket: Option<&'a Bucket>,
-    /// What the signatures of the image must be. `None`: they are not looked at.
+    /// Required signatures of the image. `None`: signatures aren't checked.
     pub verification: Option<&'a Verification>,
     /// The task, if its node shares layers with its site.
     pub shared_for: Option<&'a TaskId>,
-    /// Whether the site has a limit, of which only the cloud knows the node's part.
+    /// Whether the site has a limit, which the cloud divides between its nodes.
     pub site_limited: bool,
-    /// The images of the node's open tasks, which aren't removed to make room.
+    /// The images of the node's open tasks, which must not be removed to make room.
     pub wanted: &'a [String],
 }
 
-/// Pulls images into a container runtime, and answers what the runtime has.
+/// Pulls images into a container runtime, and looks up its images.
 pub trait Puller: Send + Sync + 'static {
-    /// Pulls what the reference points to now, as the policy `Always` does. Dropping the future stops the pull in
-    /// the runtime too; the next pull of the reference resumes it.
+    /// Pulls the image that the reference points to now, like the policy `Always`. Dropping the future stops the pull
+    /// in the runtime too; the next pull of the reference resumes it.
     fn pull(
         &self,
         request: PullRequest<'_>,
         progress: ProgressSink<'_>,
     ) -> impl Future<Output = Result<Pulled, PullError>> + Send;
 
-    /// Looks up the image that the runtime has under the reference. Asks no registry.
+    /// Looks up the image that the runtime has under the reference, without asking a registry.
     fn look_up(&self, reference: &str) -> impl Future<Output = Result<Option<Present>, PullError>> + Send;
 
-    /// Reads the free space of the file system on which the runtime keeps images.
+    /// Reads the free space of the file system with the runtime's images.
     fn read_filesystem(&self) -> impl Future<Output = Result<Filesystem, PullError>> + Send;
 
-    /// Bytes of images that may be removed to make room for another one. None of those in `wanted` is among them.
+    /// Bytes of images that may be removed to make room for another one. Images in `wanted` don't count.
     fn removable(&self, wanted: &[String]) -> impl Future<Output = u64> + Send {
         let _ = wanted;
         std::future::ready(0)
     }
 
-    /// Sets whether anybody wants to know of progress, which may take the runtime's time to learn.
-    fn set_heard(&self, heard: bool) {
-        let _ = heard;
+    /// Sets whether progress is wanted at the moment. Collecting it may take the runtime some time.
+    fn set_progress_wanted(&self, wanted: bool) {
+        let _ = wanted;
     }
 
-    /// Writes to the disk what was just pulled, unless it's [`Pulled::is_flushed`]: a runtime that answers a pull may have it
-    /// in memory only, and images that lost their files in a power cut still count as present. Callers at the same time
-    /// may share a flush.
+    /// Writes freshly pulled images to disk, unless they are [`Pulled::is_flushed`]. A runtime may answer a pull while
+    /// the files are only in memory, and images that lost their files in a power cut still count as present. Concurrent
+    /// callers may share a flush.
     fn flush(&self) -> impl Future<Output = ()> + Send;
 
-    /// Releases what unfinished pulls of this reference have fetched. Called when nobody will resume them.
+    /// Releases the content of unfinished pulls of this reference. Call it when no task will resume them.
     fn give_up(&self, reference: &str) -> impl Future<Output = ()> + Send;
 
-    /// Releases what unfinished pulls of other references than these have fetched: what is older than a day, or `all`.
-    /// Returns whether anything that unfinished pulls have fetched may be left.
+    /// Releases the content of unfinished pulls of all other references: everything older than a day, or `all`. Returns
+    /// whether such content may be left.
     fn release_unwanted(&self, wanted: &[String], all: bool) -> impl Future<Output = bool> + Send;
 
-    /// Keeps an image that the runtime has from the kubelet's garbage collection, until [`Self::unpin`] for this job.
-    /// Returns whether the runtime reports the image as pinned, which is what the kubelet goes by.
+    /// Protects an image of the runtime from the kubelet's garbage collection, until [`Self::unpin`] for this job.
+    /// Returns whether the runtime reports the image as pinned, because the kubelet relies on that.
     fn pin(
         &self,
         reference: &str,
@@ -111,45 +111,45 @@ pub trait Puller: Send + Sync + 'static {
     /// Ends [`Self::pin`] for these jobs, or for all. An image that another job pins stays pinned.
     fn unpin(&self, jobs: Unpinned<'_>) -> impl Future<Output = Result<(), PullError>> + Send;
 
-    /// Lists jobs for which images are pinned, at most [`prepull_api::wire::MAX_PINNING_JOBS`]. `None` if the runtime does
-    /// not know, or cannot pin.
+    /// Lists jobs with pinned images, at most [`prepull_api::wire::MAX_PINNING_JOBS`]. `None` if the runtime doesn't
+    /// know, or can't pin.
     fn pinning_jobs(&self) -> impl Future<Output = Option<Vec<JobUid>>> + Send;
 
     /// Asks the runtime for its name and version: `containerd 1.6.20`.
     fn read_version(&self) -> impl Future<Output = Result<String, PullError>> + Send;
 }
 
-/// The jobs whose pins end.
+/// The jobs to unpin.
 #[derive(Clone, Copy, Debug)]
 pub enum Unpinned<'a> {
     /// These jobs.
     Jobs(&'a [JobUid]),
-    /// Every job: the agent leaves the machine.
+    /// Every job, because the agent is being uninstalled.
     All,
 }
 
 /// Description of an image that was just pulled.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pulled {
-    /// Digest of the manifest or index that the reference points to, `sha256:…`. `None` if the runtime does not
-    /// tell it.
+    /// Digest of the manifest or index that the reference points to, `sha256:…`. `None` if the runtime doesn't report
+    /// it.
     pub digest: Option<String>,
     /// Image id in the runtime: the digest of the image's configuration, `sha256:…`.
     pub id: Option<String>,
-    /// Compressed size of the layers. `None` if the runtime does not tell it.
+    /// Compressed size of the layers. `None` if the runtime doesn't report it.
     pub bytes: Option<Bytes>,
-    /// What is wrong although the image was pulled: it has no valid signature, and the job only wants to know. At most
-    /// [`prepull_api::wire::MAX_REASON`] bytes.
+    /// A problem of an image that was pulled nevertheless: it has no valid signature, and the job only wants a warning.
+    /// At most [`prepull_api::wire::MAX_REASON`] bytes.
     pub warning: Option<String>,
-    /// Whether it's on the disk as a whole, so that it outlives a power cut.
+    /// Whether the whole image is on disk, so that it survives a power cut.
     pub is_flushed: bool,
-    /// Who has downloaded it.
+    /// The program that downloaded it.
     pub by: PulledBy,
-    /// Why that was not the agent; empty if it was. At most [`prepull_api::wire::MAX_NOTE`] bytes.
+    /// Reason why the agent didn't download it; empty if it did. At most [`prepull_api::wire::MAX_NOTE`] bytes.
     pub why_not_agent: String,
-    /// Bytes that neighbours of the site have delivered. `None` if none has.
+    /// Bytes from neighbours of the site. `None` if there were none.
     pub from_peers: Option<u64>,
-    /// Why the site shares nothing with this node, although the task asks for it; empty otherwise. At most
+    /// Reason why the site shares nothing with this node although the task requests it; empty otherwise. At most
     /// [`prepull_api::wire::MAX_NOTE`] bytes.
     pub why_not_shared: String,
 }
@@ -157,8 +157,8 @@ pub struct Pulled {
 /// Description of an image that the runtime already has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Present {
-    /// Digest of the manifest or index that the reference points to, `sha256:…`. `None` for an image that was
-    /// imported or built on the node.
+    /// Digest of the manifest or index that the reference points to, `sha256:…`. `None` for an image that was imported
+    /// or built on the node.
     pub digest: Option<String>,
     /// Image id in the runtime: the digest of the image's configuration, `sha256:…`.
     pub id: Option<String>,

@@ -7,31 +7,30 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep_until};
 
-/// Most bytes of a turn. Streams that read pieces of different sizes get equal shares only if a turn is small.
+/// Largest turn in bytes. Streams that read pieces of different sizes get equal shares only if a turn is small.
 const TURN: u64 = 16 * 1024;
-/// Least number of turns a second, over all streams, so that a new rate holds soon.
+/// Fewest turns a second, over all streams, so that a new rate soon takes effect.
 const TURNS_PER_SECOND: u64 = 20;
-/// What may be made up for after a pause, or when a timer fired late: half a percent of ten seconds, over which the rate
-/// is to hold within five.
+/// Largest time to catch up after a pause, or after a late timer: half a percent of ten seconds. The rate must hold
+/// within five percent over ten seconds.
 const CATCH_UP: Duration = Duration::from_millis(50);
 
-/// A bucket of bytes. Streams that take from it at the same time get equal shares.
+/// A token bucket of bytes. Concurrent streams get equal shares.
 #[derive(Debug)]
 pub struct Bucket {
     /// Bytes a second; 0 for no limit.
     rate: AtomicU64,
-    /// When the next turn may begin. Whoever waits for that moment holds the lock, which is given in the order in which
-    /// it was asked for.
+    /// Start of the next turn. The stream that waits for it holds the lock, which is fair.
     next_turn: Mutex<Instant>,
 }
 
 impl Bucket {
-    /// A bucket that lets this many bytes a second through; without a rate, as many as come.
+    /// A bucket with this many bytes a second, or without a limit.
     pub fn new(rate: Option<NonZeroU64>) -> Self {
         Self { rate: AtomicU64::new(rate.map_or(0, NonZeroU64::get)), next_turn: Mutex::new(Instant::now()) }
     }
 
-    /// Changes the rate, also for those who wait.
+    /// Changes the rate, also for streams that are waiting.
     pub fn set_rate(&self, rate: Option<NonZeroU64>) {
         self.rate.store(rate.map_or(0, NonZeroU64::get), Ordering::Relaxed);
     }
@@ -41,8 +40,8 @@ impl Bucket {
         NonZeroU64::new(self.rate.load(Ordering::Relaxed))
     }
 
-    /// Takes so many bytes, and returns when the rate has allowed them. If it is dropped while it waits, the bytes that
-    /// it did not get yet are not counted.
+    /// Takes this many bytes, and returns when the rate has allowed them. If it's dropped during the wait, the bytes
+    /// that it hasn't got yet don't count.
     pub async fn take(&self, bytes: usize) {
         let mut left = u64::try_from(bytes).unwrap_or(u64::MAX);
         while left > 0 {

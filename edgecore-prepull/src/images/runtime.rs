@@ -17,14 +17,14 @@ use self::search::{Search, SearchError};
 pub(super) use self::socket::was_not_connected;
 use self::socket::{NotConnected, connect, lazy_channel};
 
-/// Unix socket on which a container runtime listens: a path, or to be found in the usual places.
+/// Unix socket of a container runtime: a path, or one to find in the usual places.
 #[derive(Clone, Debug)]
 pub struct RuntimeEndpoint(Place);
 
 #[derive(Clone, Debug)]
 enum Place {
     Named(PathBuf),
-    /// Shared by all clones, so that a runtime that was found stays the one.
+    /// Shared by all clones, so that all use the same runtime.
     Usual(Arc<Search>),
 }
 
@@ -36,8 +36,8 @@ enum Place {
 pub struct EndpointError(String);
 
 impl RuntimeEndpoint {
-    /// The first of the usual places whose runtime answers. They are looked at when a connection is needed, until one
-    /// has answered: a runtime may start later than the agent.
+    /// The first of the usual places with a runtime that answers. We look when we need a connection, until one has
+    /// answered: a runtime may start later than the agent.
     pub(crate) fn in_the_usual_places() -> Self {
         Self(Place::Usual(Arc::new(Search::default())))
     }
@@ -63,7 +63,8 @@ impl RuntimeEndpoint {
         })
     }
 
-    /// Id of the process that listens at the socket: 0 if it's in another pid namespace, and `None` if it cannot be asked.
+    /// Id of the process that listens at the socket: 0 if it's in another pid namespace, and `None` if we can't query
+    /// it.
     pub(crate) async fn peer(&self) -> Option<u32> {
         let stream = connect(self.find().await.ok()?).await.ok()?;
         u32::try_from(stream.peer_cred().ok()?.pid()?).ok()
@@ -115,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_endpoint_is_a_path_with_or_without_scheme() {
+    fn an_endpoint_is_a_path() {
         for text in ["unix:///run/a.sock", "/run/a.sock"] {
             assert_eq!(text.parse::<RuntimeEndpoint>().unwrap().to_string(), "unix:///run/a.sock");
         }

@@ -1,10 +1,10 @@
-//! Signatures of images: those that `cosign sign --key` makes, by the public keys that a job names.
+//! Verifies signatures of `cosign sign --key` with the public keys of a job.
 //!
-//! cosign puts them beside the image, in the same repository: at the tag `sha256-….sig`, with a small document that names
-//! the image and is what was signed; or, since its version 3, as referrers of the image, with a bundle of sigstore. Both are
-//! read. A transparency log is not asked: the keys are the trust, and a node may have no way to a log.
+//! cosign stores them beside the image, in the same repository. They are either at the tag `sha256-….sig`, with a small
+//! signed document that names the image, or, since version 3, referrers of the image with a sigstore bundle. We read
+//! both. We don't ask a transparency log: the keys are the trust, and a node may not reach a log.
 //!
-//! What a registry sends beside an image is written by whoever may write there. So nothing in a document counts before its
+//! Anyone with write access to the repository can write these documents. So nothing in a document counts before its
 //! signature is verified, and each place has a bound.
 
 mod bundle;
@@ -24,19 +24,20 @@ use self::keys::Keys;
 use self::search::Search;
 use super::puller::{ErrorClass, PullError};
 
-/// What is known of the signatures of an image that may be pulled.
+/// The signature state of an image that may be pulled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// A signature by one of the keys is valid for it.
+    /// It has a valid signature by one of the keys.
     Signed,
-    /// None is, or none could be checked. The mode is Warn.
+    /// It has no valid signature, or we couldn't check. The mode is Warn.
     Unsigned {
         /// Why, for a person.
         reason: String,
     },
 }
 
-/// What is wrong with one signature. Of several flaws the last one in this order is told, since it tells most.
+/// The flaw of one signature. If there are several, we report the last one in this order, which is the most
+/// informative.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 enum Flaw {
     #[error("a signature is listed beside it that the registry doesn't have")]
@@ -55,8 +56,8 @@ enum Flaw {
     OtherImage(String),
 }
 
-/// Verifies that an image, by the digest that its reference was resolved to, is signed as a job demands. What is then
-/// pulled must be this digest. In the mode Warn it fails never.
+/// Verifies that an image, by its resolved digest, has the signatures that a job requires. Pull exactly this digest
+/// afterwards. In the mode Warn this never fails.
 pub async fn verify(
     repository: &Repository,
     image: &Descriptor,

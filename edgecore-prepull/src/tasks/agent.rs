@@ -1,5 +1,5 @@
-//! The node's tasks as a state machine without IO: it takes events and returns effects, and knows no socket, no file
-//! and no clock.
+//! The node's tasks as a state machine without IO: it takes events and returns effects, and uses no socket, no file and
+//! no clock.
 //!
 //! ```text
 //!           Assign            persisted           a place is free        executor ended          persisted         ResultAck
@@ -10,11 +10,11 @@
 //! ```
 //!
 //! # Guarantees
-//! - `Accepted` is sent only for a task that is on the disk.
-//! - A `Result` is written to the disk before it is sent, and stays there until `ResultAck`. Only where the disk refuses
-//!   it, it is sent from memory, while the write is repeated.
-//! - An image that has ended stays as it ended, also over a restart.
-//! - A message that arrives twice or late changes nothing but deadline and keys.
+//! - `Accepted` is sent only for a task that's on disk.
+//! - A `Result` is written to disk before it's sent, and stays there until `ResultAck`. If the write fails, the result
+//!   is sent from memory, and the write is retried.
+//! - An image that has ended keeps its result, also after a restart.
+//! - A message that arrives twice or late changes only deadline and keys.
 //! - No more tasks run than `max_tasks`; the others start in the order in which they were accepted.
 
 mod entry;
@@ -57,14 +57,14 @@ pub struct Agent {
     /// Time of the last event.
     now: Option<Now>,
     connected: bool,
-    /// Tasks that became accepted while there was no session. A `Hello` made before that does not list them, so the
-    /// cloud is told on the next session.
+    /// Tasks that were accepted without a session. An earlier `Hello` doesn't list them, so we send `Accepted` in the
+    /// next session.
     accepted_offline: BTreeSet<TaskId>,
 }
 
 impl Agent {
-    /// An agent without tasks, which runs at most `max_tasks` at a time. [`AgentEvent::Loaded`] brings the tasks of
-    /// the ledger.
+    /// An agent without tasks, which runs at most `max_tasks` at a time. [`AgentEvent::Loaded`] adds the tasks of the
+    /// ledger.
     pub fn new(max_tasks: NonZeroU32) -> Self {
         Self {
             tasks: BTreeMap::new(),
@@ -183,7 +183,7 @@ impl Agent {
         self.tasks.get_mut(task).filter(|entry| entry.is_running())
     }
 
-    /// Tells the cloud what it may have missed: acceptances, and results that it has not acknowledged.
+    /// Sends everything that the cloud may have missed: acceptances, and unacknowledged results.
     fn connect(&mut self, effects: &mut Vec<AgentEffect>) {
         self.connected = true;
         for task in std::mem::take(&mut self.accepted_offline) {
@@ -216,8 +216,8 @@ impl Agent {
             let reason = format!("the task has {images} images; a node accepts at most {MAX_IMAGES}");
             return effects.push(refuse(&assign.task, TaskOutcome::Failed, &reason));
         }
-        // Refused without a record, because the bound is there to keep the ledger small. If the answer is lost, no
-        // `Hello` lists the task, so the cloud assigns it again.
+        // Refused without a record, because the bound keeps the ledger small. If the answer is lost, no `Hello` lists
+        // the task, so the cloud assigns it again.
         if self.tasks.len() >= MAX_OPEN_TASKS {
             let reason = format!(
                 "the node has {MAX_OPEN_TASKS} tasks whose results the cloud has not acknowledged, and accepts no more"
@@ -247,7 +247,7 @@ impl Agent {
         if !matches!(entry.stage(), Stage::Storing(_)) {
             return entry.on_persist_failed(self.connected, now, effects);
         }
-        // The task was never accepted, so it need not be kept. `Forget` removes what the failed write left.
+        // The task was never accepted, so we don't keep it. `Forget` removes the leftovers of the failed write.
         if self.connected {
             let reason = format!("the node cannot store the task: {reason}");
             effects.push(refuse(&entry.record().task, TaskOutcome::Failed, &reason));

@@ -9,9 +9,9 @@ use crate::tasks::NOT_KNOWN;
 /// State of the machine, as far as it could be read.
 #[derive(Clone, Debug)]
 pub(crate) struct Readings {
-    /// File system on which the runtime keeps images, or the reason why it cannot be read.
+    /// File system of the runtime's images, or the reason why it can't be read.
     pub(crate) disk: Result<Filesystem, String>,
-    /// Bytes that may be freed there by removing images.
+    /// Bytes there that removing images would free.
     pub(crate) removable: u64,
     /// Load average of the last minute, and the number of processors.
     pub(crate) load: Option<(f64, usize)>,
@@ -19,7 +19,7 @@ pub(crate) struct Readings {
     pub(crate) memory: Option<(u64, u64)>,
 }
 
-/// Decides whether the node may pull. The reason names every item that failed, not only the first.
+/// Decides whether the node may pull. The reason names every failed item, and not only the first.
 pub(crate) fn judge(items: &[CheckItem], limits: &Limits, readings: &Readings) -> CheckOutcome {
     let problems: Vec<String> =
         items.iter().filter_map(|item| find_problem(*item, limits, readings)).collect();
@@ -80,8 +80,8 @@ fn find_problem(item: CheckItem, limits: &Limits, readings: &Readings) -> Option
     }
 }
 
-/// Reads the load average of the last minute, and the number of processors of the machine: the load is the machine's
-/// too, however few processors this process may use.
+/// Reads the load average of the last minute, and the number of processors of the machine. The load is the whole
+/// machine's, even if this process may use fewer processors.
 pub(crate) fn read_load() -> Option<(f64, usize)> {
     let load = std::fs::read_to_string("/proc/loadavg").ok()?;
     parse_load(&load, &std::fs::read_to_string("/proc/stat").ok()?)
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn only_requested_items_are_checked_and_the_reason_names_every_failure() {
+    fn the_reason_names_every_failed_item() {
         let limits = Limits::default();
         let bad = readings(GIB, 16.0, 1 << 20);
         assert!(judge(&[], &limits, &bad).passed);
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn an_item_that_cannot_be_read_does_not_pass() {
+    fn an_unreadable_item_fails() {
         let nothing =
             Readings { disk: Err("no such mount".to_owned()), removable: 0, load: None, memory: None };
         for item in [CheckItem::Disk, CheckItem::Cpu, CheckItem::Mem] {
@@ -168,13 +168,13 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_item_does_not_pass() {
+    fn an_unknown_item_fails() {
         let outcome = judge(&[CheckItem::Other], &Limits::default(), &readings(90 * GIB, 0.0, 8 * GIB));
         assert!(!outcome.passed && outcome.reason.contains("update edgecore-prepull"), "{outcome:?}");
     }
 
     #[test]
-    fn load_and_memory_of_this_machine_can_be_read() {
+    fn load_and_memory_can_be_read() {
         assert!(read_load().is_some_and(|(_, processors)| processors > 0));
         assert_eq!(parse_load("1.50 0.1 0.1 1/2 3", "cpu  1\ncpu0 1\ncpu1 1\nintr 5\n"), Some((1.5, 2)));
         let (available, whole) = read_memory().unwrap();

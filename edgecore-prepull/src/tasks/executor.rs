@@ -1,8 +1,8 @@
-//! Execution of one task: the checks, then the images, a few at a time over the whole node.
+//! Execution of one task: the checks, then its images, within the node's limit of parallel pulls.
 //!
-//! - An image that waits between two attempts, or to be on the disk, holds no permit to pull.
-//! - A task asks for no more permits than the node has, so that a long task does not starve a short one.
-//! - The deadline is enforced here, by the monotonic clock. Pulls that run then are dropped, which stops them in the
+//! - An image holds no permit to pull between two attempts, or while it's being flushed.
+//! - A task requests no more permits than the node has, so that a long task doesn't starve a short one.
+//! - The deadline is enforced here, by the monotonic clock. Pulls in progress are dropped, which stops them in the
 //!   runtime as well.
 
 mod board;
@@ -51,17 +51,17 @@ use crate::tasks::checks::{self, Readings};
 pub use control::TaskControl;
 pub use progress::TaskUpdate;
 
-/// Further questions after an error other than that the runtime is down: the answer takes no link and no registry, so
-/// what does not pass within these seconds is wrong with the node.
+/// Retries after an error other than an absent runtime: the answer needs no link and no registry, so an error that
+/// lasts for these seconds is a problem of the node.
 const CHECK_RETRIES: u32 = 3;
 
-/// Carries out all tasks of a node, several at the same time if its caller does.
+/// Runs the tasks of a node, concurrently if its caller does.
 #[derive(Debug)]
 pub struct Executor<P> {
     images: ImagePulls<P>,
     limits: Limits,
     pace: ProgressPace,
-    /// Where we look for reasons why the kubelet will ask the registry; absent in pulls by hand.
+    /// Explains why the kubelet will ask the registry; absent in pulls by hand.
     kubelet: Option<KubeletRecords>,
 }
 
@@ -76,21 +76,21 @@ impl<P: Puller> Executor<P> {
         }
     }
 
-    /// Adds credential providers, which are asked if the credentials of a task are missing or refused.
+    /// Adds credential providers, which are asked if a task's credentials are missing or refused.
     #[must_use]
     pub(crate) fn with_credential_providers(mut self, providers: Arc<Providers>) -> Self {
         self.images.providers = providers;
         self
     }
 
-    /// Looks at the kubelet's records of each image that is on the node.
+    /// Checks the kubelet's records for each image on the node.
     #[must_use]
     pub(crate) fn with_kubelet_records(mut self, records: KubeletRecords) -> Self {
         self.kubelet = Some(records);
         self
     }
 
-    /// Goes by this clock for windows.
+    /// Uses this clock for windows.
     #[must_use]
     pub(crate) fn with_clock(mut self, clock: Arc<CloudClock>) -> Self {
         self.images.clock = clock;
@@ -109,7 +109,7 @@ impl<P: Puller> Executor<P> {
         &self.pace
     }
 
-    /// Keeps what is fetched of the images of a task, running or not, until [`Self::let_go`].
+    /// Keeps fetched content of a task's images, even if it isn't running, until [`Self::let_go`].
     pub(crate) fn hold(&self, task: &Task) {
         self.images.wanted.add(task);
     }
@@ -119,18 +119,18 @@ impl<P: Puller> Executor<P> {
         self.images.wanted.remove(task);
     }
 
-    /// Releases what unfinished pulls of this reference have fetched for a task, unless one is running or another task
-    /// will resume them.
+    /// Releases a task's content of unfinished pulls of this reference, unless a pull is running or another task will
+    /// resume it.
     pub(crate) async fn give_up(&self, task: &TaskId, reference: &str) {
         self.images.give_up_unless_wanted(task, reference).await;
     }
 
-    /// Releases what no task wants of unfinished pulls, for ever: after a day, or soon if the disk needs the room.
+    /// Releases content that no task wants, in an endless loop: after a day, or soon if the disk needs the room.
     pub(crate) async fn keep_tidy(&self) -> Infallible {
         keep_tidy(&self.images, &self.limits).await
     }
 
-    /// Carries out one task, until its deadline at the latest. Dropping the future stops the pulls.
+    /// Runs one task, until its deadline at the latest. Dropping the future stops the pulls.
     pub async fn run(
         &self,
         execution: Execution,
@@ -149,7 +149,7 @@ impl<P: Puller> Executor<P> {
                 if check.is_none() {
                     let open = open_images(&execution).map(|(_, image)| image);
                     if !execution.task.checks.is_empty() && !self.images.needs_no_link(open).await {
-                        // What is free now says nothing about the time in which the images are pulled.
+                        // The free space may change until the pulls begin.
                         wait_until(true, control.clone(), clock).await;
                     }
                     let outcome = self.check(&execution.task.checks, &mut trouble).await;
@@ -169,7 +169,7 @@ impl<P: Puller> Executor<P> {
                 }
             };
             tokio::select! {
-                // In this order: what ends in the very moment of the deadline has ended.
+                // Biased: a task that ends at the very moment of the deadline has ended.
                 biased;
                 () = carry_out => Ending::Completed,
                 reason = wait_for_stop(control.clone()) => Ending::Stopped(reason),
@@ -182,7 +182,7 @@ impl<P: Puller> Executor<P> {
         let end = conclude(&execution, ending, check, trouble.as_ref(), &board);
         self.let_go(task);
         if end.outcome == TaskOutcome::Cancelled {
-            // Nobody will resume the pulls of a cancelled task but another one that has the same image.
+            // Pulls of a cancelled task are resumed only by another task with the same image.
             let images = execution.task.images.iter().zip(&end.images);
             let unfinished =
                 images.filter(|(_, result)| result.outcome == ImageOutcome::Stopped && result.attempts > 0);
@@ -199,7 +199,7 @@ impl<P: Puller> Executor<P> {
     ) {
         let pulls = open_images(execution).map(|(index, image)| async move {
             let mut result = self.images.pull(context, index, image).await;
-            // The board has the result already, so a deadline that comes during this look doesn't cost us the image.
+            // The board already has the result, so a deadline during this look doesn't cost us the image.
             if let Some(AskReason { record, text }) = self.find_ask_reason(image, &result).await {
                 (result.kubelet_record, result.kubelet_record_reason) = (Some(record), text);
                 result = context.board.end(index, result);
@@ -217,8 +217,8 @@ impl<P: Puller> Executor<P> {
         self.kubelet.as_ref()?.find_reason(id, &image.reference).await
     }
 
-    /// Runs the checks. While the runtime does not answer, the disk cannot be checked: this waits for the runtime, and
-    /// leaves the error in `trouble` in case the deadline comes first. Another error is tried again a few times.
+    /// Runs the checks. While the runtime doesn't answer, we can't check the disk: this waits, and leaves the error in
+    /// `trouble` in case the deadline comes first. Other errors are retried a few times.
     async fn check(&self, items: &[CheckItem], trouble: &mut Option<PullError>) -> CheckOutcome {
         let mut backoff = ImagePulls::<P>::new_backoff();
         let mut failures = 0;
@@ -241,7 +241,7 @@ impl<P: Puller> Executor<P> {
             }
         };
         *trouble = None;
-        // What may be removed is counted only where that decides: it takes the runtime some work.
+        // Removable images count only if they make a difference: counting takes the runtime some work.
         let removable = match &disk {
             Ok(disk) if disk.available < self.limits.disk_min_free.in_bytes(disk.capacity) => {
                 self.images.puller.removable(&self.images.wanted.references()).await
@@ -290,7 +290,7 @@ fn log_end(image: &ImageTask, result: &ImageResult) {
         if !reason.is_empty() {
             tracing::warn!(image, reason, "on the node, but not as the job wants it");
         }
-        // That some pods have to ask is how it should be for a private image.
+        // For a private image it's normal that some pods must ask.
         if kubelet_record.is_some_and(|record| record != KubeletRecord::SomeCredentials) {
             tracing::warn!(
                 image,
@@ -319,7 +319,7 @@ fn log_end(image: &ImageTask, result: &ImageResult) {
     }
 }
 
-/// Nothing for what took no time worth a division.
+/// `None` if it took too little time for a meaningful rate.
 fn bytes_per_second(bytes: u64, took: Duration) -> Option<u64> {
     let millis = u64::try_from(took.as_millis()).ok().filter(|millis| *millis > 0)?;
     Some(bytes.saturating_mul(1000) / millis)

@@ -1,13 +1,13 @@
-//! Ledger of tasks on the disk: one JSON file each below `STATE_DIR/tasks`, so that a broken file costs one task.
+//! The ledger of tasks on disk. Each task is a JSON file in `STATE_DIR/tasks`, so a broken file affects only one task.
 //!
 //! # Guarantees
-//! - When [`Ledger::save`] returns, the record survives a power cut: it is written to a new file, flushed, renamed,
-//!   and the folder is flushed. A reader sees the old record or the new one.
-//! - A file that holds no record is set aside as `….corrupt`, and one that cannot be read now, or that a newer agent has
-//!   written, stays where it is. Neither stops the agent.
+//! - When [`Ledger::save`] returns, the record survives a power cut: it's written to a new file, flushed and renamed,
+//!   and the directory is flushed. A reader sees the old record or the new one.
+//! - A file without a valid record is set aside as `….corrupt`. A file that can't be read now, or that a newer agent
+//!   has written, stays in place. Neither stops the agent.
 //! - A state directory has one agent at a time.
 //!
-//! Every function blocks: call them on a thread that may.
+//! Every function blocks, so don't call them on a thread of the async runtime.
 
 #[cfg(test)]
 pub(crate) mod memory;
@@ -26,8 +26,8 @@ use tracing::warn;
 use crate::cloud::identity::REMEDY_OF_DENIAL;
 use crate::tasks::agent::{RECORD_FORMAT, TaskRecord};
 
-/// Largest file that is read as a record: a task fills at most one message (1 MiB), and its results, 256 with a reason
-/// of 1 KiB each, add less than that.
+/// Largest record file that we read: a task fills at most one message (1 MiB), and its results, 256 with a reason of 1
+/// KiB each, add less than that.
 const MAX_RECORD: u64 = 4 * 1024 * 1024;
 const LOCK: &str = "lock";
 const TASKS: &str = "tasks";
@@ -53,26 +53,26 @@ pub(crate) enum LedgerError {
     /// The file or folder belongs to another user.
     #[error("cannot {action} {path}: {REMEDY_OF_DENIAL}")]
     Denied {
-        /// Operation that was refused.
+        /// The refused operation.
         action: &'static str,
-        /// File or folder of the operation.
+        /// File or directory of the operation.
         path: PathBuf,
     },
     /// The operating system reported an error.
     #[error("cannot {action} {path}")]
     Io {
-        /// Operation that was refused.
+        /// The failed operation.
         action: &'static str,
-        /// File or folder of the operation.
+        /// File or directory of the operation.
         path: PathBuf,
         /// Error of the operating system.
         #[source]
         error: io::Error,
     },
-    /// The operating system gives the process no further thread.
+    /// The operating system can't start another thread.
     #[error("cannot start the thread that writes the ledger")]
     Thread(#[source] io::Error),
-    /// The record cannot be expressed in JSON, which no record is known to do.
+    /// The record can't be serialised as JSON. This isn't known to happen.
     #[error("cannot serialise the record of task {task}")]
     Serialise {
         /// Task of the record.
@@ -91,11 +91,11 @@ fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Ledg
     }
 }
 
-/// The records in a state directory, which stays locked as long as this lives.
+/// The records in a state directory. The directory is locked while this exists.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     tasks: PathBuf,
-    /// The operating system releases the lock when the file is closed, also if the process dies.
+    /// The operating system releases the lock when the file is closed, even if the process crashes.
     _lock: File,
 }
 
@@ -159,7 +159,7 @@ impl Store for Ledger {
                         warn!(file = %path.display(), reason = why, "task record cannot be read and is left where it is; the agent reads it again when it starts the next time, unless the cloud assigns this task again");
                     }
                 },
-                // A write that a crash interrupted: the record that it was to replace is still there.
+                // A write that a crash interrupted: the old record is still there.
                 Some("new") => {
                     if let Err(error) = fs::remove_file(&path) {
                         warn!(file = %path.display(), %error, "cannot remove an unfinished task record");
@@ -204,11 +204,11 @@ impl Store for Ledger {
     }
 }
 
-/// Why a file yields no record.
+/// Reason why a file has no usable record.
 enum Unusable {
-    /// It holds none, and never will.
+    /// It has no valid record.
     Corrupt(String),
-    /// It may hold one: reading failed, or a newer agent has written it.
+    /// It may have one: reading failed, or a newer agent has written it.
     NotNow(String),
 }
 
@@ -240,22 +240,22 @@ fn read_record(path: &Path) -> Result<TaskRecord, Unusable> {
     if !complete {
         return corrupt("the results do not match the images".to_owned());
     }
-    // The record would be saved under its right name from now on, and this file would be read again after a restart.
+    // Otherwise the record would be saved under its right name, and this file would be read again after a restart.
     if path.file_name().is_none_or(|name| name != file_name(record.id()).as_str()) {
         return corrupt(format!("it is the record of task {}, under a wrong file name", record.id()));
     }
     Ok(record)
 }
 
-/// Reads a file up to one byte more than a record may have.
+/// Reads a file, up to one byte more than the maximum.
 fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     File::open(path)?.take(MAX_RECORD + 1).read_to_end(&mut text)?;
     Ok(text)
 }
 
-/// Names the file of a task. A UID as Kubernetes creates it is used as it is; any other text, which might contain a
-/// slash, is hashed. The two never collide, because only hashed names contain an underscore.
+/// Names the file of a task. A UID in Kubernetes' format is used directly; any other text, which might contain a slash,
+/// is hashed. The two never collide, because only hashed names contain an underscore.
 fn file_name(task: &TaskId) -> String {
     const LONGEST: usize = 64;
     let job = &task.job.0;

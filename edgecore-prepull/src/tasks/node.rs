@@ -1,7 +1,7 @@
-//! The node at work: agent, executors, ledger and tunnel around one loop, over any puller and any store.
+//! The node: agent, executors, ledger and tunnel around one event loop, generic over puller and store.
 //!
-//! The loop waits for nothing but its inputs: a task of its own makes the writes, one after the other, and messages to
-//! the cloud wait in an outbox that is emptied meanwhile.
+//! The loop only waits for its inputs: a separate task makes the writes, one after the other, and messages to the cloud
+//! wait in an outbox that's emptied in parallel.
 
 mod hello;
 mod recorder;
@@ -27,7 +27,7 @@ use tracing::{Instrument, debug, error, info, info_span, warn};
 use self::hello::describe_node;
 pub(crate) use self::recorder::Recorder;
 use self::recorder::WriteOutcome;
-use self::state::keep_told;
+use self::state::report_state;
 use crate::cloud::tunnel::{Link, TunnelEvent};
 use crate::config::Limits;
 use crate::images::kubelet::KubeletRecords;
@@ -40,14 +40,14 @@ use crate::tasks::agent::{
 };
 use crate::tasks::executor::{Executor, TaskControl, TaskUpdate};
 
-/// Updates of all tasks that may wait for the loop, which takes one in microseconds. If it falls behind, progress is
-/// dropped, and ends of images wait.
+/// Capacity for updates of all tasks to the loop, which handles one in microseconds. If it falls behind, progress is
+/// dropped, and results of images wait.
 const UPDATES: usize = 64;
-/// Messages that may wait for the tunnel before the loop stops reading from it. Each task may owe a result, an
-/// acceptance and an answer to a repeated assignment.
+/// Outgoing messages before the loop stops reading from the tunnel. Each task may have a result, an acceptance and an
+/// answer to a repeated assignment.
 const OUTBOX: usize = 4 * MAX_OPEN_TASKS;
 
-/// Settings of a node that do not come from the cloud.
+/// Settings of a node that don't come from the cloud.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeConfig {
     /// Largest number of tasks that run at the same time; more wait.
@@ -58,11 +58,11 @@ pub(crate) struct NodeConfig {
     pub(crate) limits: Limits,
     /// The node's own time zone and windows.
     pub(crate) clock: NodeClock,
-    /// Credential providers, which are asked if the credentials of a task are missing or refused.
+    /// Credential providers, which are asked if a task's credentials are missing or refused.
     pub(crate) providers: Arc<Providers>,
-    /// What the node shares with its site.
+    /// Sharing of layers within the site.
     pub(crate) hub: Arc<Hub>,
-    /// Root directory of the kubelet, which has records of its pulls.
+    /// Root directory of the kubelet, with its records of pulls.
     pub(crate) kubelet_dir: PathBuf,
 }
 
@@ -82,17 +82,17 @@ pub(crate) struct Node<P> {
     /// Task of each running execution.
     tasks_by_execution: HashMap<Id, TaskId>,
     updates: (mpsc::Sender<NamedUpdate>, mpsc::Receiver<NamedUpdate>),
-    /// Tells the cloud of changes of the node, during a session.
-    telling: Option<AbortOnDropHandle<()>>,
+    /// Reports changes of the node during a session.
+    reporting: Option<AbortOnDropHandle<()>>,
     hub: Arc<Hub>,
-    /// Tells the cloud of the blobs that the node shares with its site, during a session.
+    /// Reports the shared blobs of the node during a session.
     sharing: Option<AbortOnDropHandle<()>>,
 }
 
 type NamedUpdate = (TaskId, TaskUpdate);
 
 impl<P: Puller> Node<P> {
-    /// A node that takes up the tasks in the records, which are those that the recorder has.
+    /// A node with the tasks of these records, which the recorder has loaded.
     pub(crate) fn new(
         puller: Arc<P>,
         (recorder, records): (Recorder, Vec<TaskRecord>),
@@ -116,7 +116,7 @@ impl<P: Puller> Node<P> {
             executions: JoinSet::new(),
             tasks_by_execution: HashMap::new(),
             updates: mpsc::channel(UPDATES),
-            telling: None,
+            reporting: None,
             hub,
             sharing: None,
         };
@@ -131,7 +131,7 @@ impl<P: Puller> Node<P> {
     }
 
     /// Runs until `shutdown`, or until the tunnel ends. Running executions are dropped; their tasks stay in the ledger
-    /// and go on after the next start.
+    /// and continue after the next start.
     pub(crate) async fn run(
         mut self,
         mut tunnel: mpsc::Receiver<TunnelEvent>,
@@ -157,7 +157,7 @@ impl<P: Puller> Node<P> {
                     }
                 }
                 Some(ended) = self.executions.join_next_with_id() => {
-                    // What it has said of its images comes first: the end does not say how long each of them took.
+                    // Handle its updates about images first: its end doesn't include how long each image took.
                     while let Ok((task, update)) = self.updates.1.try_recv() {
                         self.on_update(task, update, &link);
                     }
@@ -214,8 +214,8 @@ impl<P: Puller> Node<P> {
         }
     }
 
-    /// Gives up the images of a cancelled task that no executor has touched since the restart: what the agent pulled of
-    /// them before would otherwise stay. An executor gives up the pulls that it has begun itself.
+    /// Gives up the images of a cancelled task that no executor has touched since the restart: otherwise content from
+    /// before it would stay. An executor gives up its own pulls.
     fn give_up_untouched(&self, record: &TaskRecord) {
         let Some(result) = record.result.as_ref().filter(|result| result.outcome == TaskOutcome::Cancelled)
         else {
@@ -288,7 +288,7 @@ impl<P: Puller> Node<P> {
         match update {
             TaskUpdate::Checked(outcome) => self.handle(AgentEvent::Checked(task, outcome)),
             TaskUpdate::Progress { images, waits } => {
-                // Progress bypasses the outbox, and is dropped if the link is full: it is outdated a second later.
+                // Progress bypasses the outbox, and is dropped if the link is full: it's outdated a second later.
                 let progress = AgentEvent::Progress(Progress { task, images, waits });
                 for effect in self.agent.handle(progress, self.now()) {
                     match effect {
@@ -323,27 +323,28 @@ impl<P: Puller> Node<P> {
         match event {
             TunnelEvent::Connecting(answer) => self.send_hello(answer),
             TunnelEvent::Connected(welcome) => {
-                // First: it has the time, which all else goes by.
+                // First, because it sets the time, which everything else uses.
                 self.hub.connect(&welcome);
                 self.metrics.set_connected(true);
                 self.metrics.count_session();
-                self.puller.set_heard(true);
+                self.puller.set_progress_wanted(true);
                 self.executor.pace().set_interval(welcome.progress_interval);
                 self.executor.pace().begin_session();
-                let telling =
-                    welcome.state_interval.map(|every| keep_told(self.puller.clone(), link.clone(), every));
-                self.telling = telling.map(|telling| AbortOnDropHandle::new(tokio::spawn(telling)));
+                let reporting = welcome
+                    .state_interval
+                    .map(|every| report_state(self.puller.clone(), link.clone(), every));
+                self.reporting = reporting.map(|reporting| AbortOnDropHandle::new(tokio::spawn(reporting)));
                 let sharing = welcome.tickets.is_some().then(|| self.hub.clone().keep_telling(link.clone()));
                 self.sharing = sharing.map(|sharing| AbortOnDropHandle::new(tokio::spawn(sharing)));
                 self.handle(AgentEvent::Connected);
             }
             TunnelEvent::Disconnected => {
                 self.metrics.set_connected(false);
-                self.puller.set_heard(false);
-                self.telling = None;
+                self.puller.set_progress_wanted(false);
+                self.reporting = None;
                 self.sharing = None;
                 self.hub.disconnect();
-                // The agent sends on the next session what still counts by then.
+                // In the next session the agent sends what's still relevant.
                 self.outbox.clear();
                 self.handle(AgentEvent::Disconnected);
             }
@@ -372,7 +373,7 @@ impl<P: Puller> Node<P> {
         }
     }
 
-    /// What cannot be unpinned now is in the next `Hello`, and asked for again.
+    /// Pins that can't be removed now are in the next `Hello`, and the cloud asks again.
     fn unpin(&self, jobs: Arc<[JobUid]>) {
         // Before the pins themselves: a running task must not set them again.
         for (_, control) in self.controls.iter().filter(|(task, _)| jobs.contains(&task.job)) {
@@ -381,7 +382,7 @@ impl<P: Puller> Node<P> {
         let puller = self.puller.clone();
         tokio::spawn(async move {
             match puller.unpin(Unpinned::Jobs(&jobs)).await {
-                Ok(()) => info!(jobs = jobs.len(), "jobs want no image pinned any more"),
+                Ok(()) => info!(jobs = jobs.len(), "unpinned the images of jobs that are over"),
                 Err(error) => {
                     warn!(%error, "cannot unpin the images of jobs that are over; they stay pinned until the next session");
                 }
@@ -395,7 +396,7 @@ impl<P: Puller> Node<P> {
         let puller = self.puller.clone();
         let metrics = self.metrics.clone();
         tokio::spawn(async move {
-            // The tunnel may have abandoned the attempt meanwhile.
+            // The tunnel may have abandoned the attempt.
             let _ = answer.send(describe_node(&*puller, &metrics, max_tasks, open, clock).await);
         });
     }

@@ -1,8 +1,8 @@
-//! What takes room in containerd, and what holds it: the graph that containerd's garbage collection goes by.
+//! The records, blobs and snapshots of containerd, and the references between them that its garbage collection follows.
 //!
-//! A record points to a manifest or an index. Labels lead from there to the blobs below, and from a configuration to the
-//! snapshot of the highest layer, whose parents are the layers below. What no record, lease or container leads to is
-//! removed.
+//! A record points to a manifest or an index. Labels lead from there to the blobs below, and from a configuration to
+//! the snapshot of the highest layer, and its parents are the layers below. Content that no record, lease or container
+//! leads to is removed.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, SystemTime};
@@ -21,14 +21,14 @@ use super::namespace::{answer_within, namespaced};
 use super::pins::is_pinned;
 use super::to_size;
 
-/// Beginning of all labels that lead from a blob to another one.
+/// Prefix of all labels that lead from one blob to another.
 const BLOB_LABELS: &str = "containerd.io/gc.ref.content.";
 /// Largest message: a node may have thousands of records.
 const MAX_MESSAGE: usize = 16 * 1024 * 1024;
 /// Longest wait for one of the lists.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What containerd has, as of one moment.
+/// The content of containerd at one moment.
 #[derive(Debug, Default)]
 pub(crate) struct Holdings {
     pub(crate) records: Vec<Record>,
@@ -43,17 +43,17 @@ pub(crate) struct Record {
     /// Digest of the manifest or index that it points to.
     pub(crate) target: String,
     pub(crate) is_pinned: bool,
-    /// When the name was made. `None` if containerd doesn't say.
+    /// Creation time of the name. `None` if containerd doesn't report it.
     pub(crate) created: Option<SystemTime>,
 }
 
-/// A blob that is in the store as a whole.
+/// A complete blob in the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StoredBlob {
     pub(crate) size: u64,
-    /// Digests of the blobs that it keeps.
+    /// Digests of the blobs that it refers to.
     pub(crate) keeps: Vec<String>,
-    /// Name of the snapshot that it keeps.
+    /// Name of the snapshot that it refers to.
     pub(crate) snapshot: Option<String>,
 }
 
@@ -62,17 +62,17 @@ pub(crate) struct StoredBlob {
 pub(crate) struct Snapshot {
     /// Name of the snapshot below; empty for the lowest one.
     pub(crate) parent: String,
-    /// Whether it's a container's, or being unpacked, and not a layer of an image.
+    /// Whether it belongs to a container or is being unpacked, and isn't a layer of an image.
     pub(crate) is_active: bool,
 }
 
 impl Holdings {
-    /// The blobs and snapshots that a manifest or index leads to, with itself.
+    /// The blobs and snapshots that a manifest or index leads to, including itself.
     pub(crate) fn below(&self, target: &str) -> (BTreeSet<&str>, BTreeSet<&str>) {
         let (mut blobs, mut snapshots) = (BTreeSet::new(), BTreeSet::new());
         let mut open = vec![target];
         while let Some(digest) = open.pop() {
-            // What an index has for other platforms isn't there.
+            // An index also lists manifests of other platforms, which aren't in the store.
             let Some((digest, blob)) = self.blobs.get_key_value(digest) else { continue };
             if blobs.insert(digest.as_str()) {
                 open.extend(blob.keeps.iter().map(String::as_str));
@@ -82,19 +82,19 @@ impl Holdings {
         (blobs, snapshots)
     }
 
-    /// The committed snapshots that containers are on.
+    /// The committed snapshots below containers.
     pub(crate) fn used_snapshots(&self) -> BTreeSet<&str> {
         let active = self.snapshots.values().filter(|snapshot| snapshot.is_active);
         active.flat_map(|snapshot| self.chain(&snapshot.parent)).collect()
     }
 
-    /// The snapshots that containers, and layers that are being unpacked, are directly on.
+    /// The direct parents of the snapshots of containers and of layers that are being unpacked.
     pub(crate) fn parents_of_active(&self) -> BTreeSet<&str> {
         let active = self.snapshots.values().filter(|snapshot| snapshot.is_active);
         active.map(|snapshot| snapshot.parent.as_str()).collect()
     }
 
-    /// A snapshot and those below it.
+    /// A snapshot and its ancestors.
     fn chain<'a>(&'a self, top: &str) -> impl Iterator<Item = &'a str> {
         let first = self.snapshots.get_key_value(top);
         std::iter::successors(first, |(_, snapshot)| self.snapshots.get_key_value(&snapshot.parent))
@@ -102,7 +102,7 @@ impl Holdings {
     }
 }
 
-/// Reads what containerd has.
+/// Reader of the content of containerd.
 #[derive(Clone, Debug)]
 pub(crate) struct HoldingsReader {
     images: ImagesClient<Channel>,
@@ -172,7 +172,7 @@ impl HoldingsReader {
         Ok(snapshots)
     }
 
-    /// Bytes and inodes of a layer that is unpacked.
+    /// Bytes and inodes of an unpacked layer.
     pub(crate) async fn usage(&self, snapshotter: &str, name: &str) -> Result<(u64, u64), Status> {
         let request = UsageRequest { snapshotter: snapshotter.to_owned(), key: name.to_owned() };
         let usage = answer_within(PATIENCE, self.snapshots.clone().usage(namespaced(request))).await?;
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_holds_what_labels_lead_to() {
+    fn an_image_holds_content_behind_its_labels() {
         let blobs = [
             ("index", blob(&["manifest", "other-platform"], None)),
             ("manifest", blob(&["config", "layer"], None)),

@@ -1,5 +1,5 @@
-//! Labels of content: containerd's garbage collection finds by them what an image consists of, and its client where a blob
-//! is from.
+//! Labels of content. containerd's garbage collection uses them to find the parts of an image, and its client to find
+//! the source of a blob.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -21,7 +21,7 @@ const CHILD_LABEL: &str = "containerd.io/gc.ref.content.m.";
 const LAYER_LABEL: &str = "containerd.io/gc.ref.content.l.";
 /// Label of a configuration with the snapshot of the highest layer; the name of the snapshotter follows.
 pub(super) const SNAPSHOT_LABEL: &str = "containerd.io/gc.ref.snapshot.";
-/// Longest wait for one answer: it is one write into containerd's database.
+/// Longest wait for one answer, which takes one write into containerd's database.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Names and values of labels.
@@ -32,12 +32,12 @@ pub(crate) fn of_manifest(config: &str, layers: &[String]) -> Labels {
     numbered(LAYER_LABEL, layers).chain([(CONFIG_LABEL.to_owned(), config.to_owned())]).collect()
 }
 
-/// The labels of an index of these manifests, in its order. Those for other platforms are among them.
+/// The labels of an index of these manifests, in its order, including those for other platforms.
 pub(crate) fn of_index(manifests: &[String]) -> Labels {
     numbered(CHILD_LABEL, manifests).collect()
 }
 
-/// The label of the configuration of an image whose highest layer is unpacked under this name.
+/// The label of the configuration of an image with its highest layer unpacked under this name.
 pub(crate) fn of_unpacked(snapshotter: &str, chain_id: &str) -> Labels {
     Labels::from([(format!("{SNAPSHOT_LABEL}{snapshotter}"), chain_id.to_owned())])
 }
@@ -57,7 +57,7 @@ impl ContentLabels {
         Self { content: ContentClient::new(channel) }
     }
 
-    /// Gives labels to a blob, and notes one more place that it is from. Other labels that it has are kept.
+    /// Adds labels to a blob, and one more source repository. Other labels of the blob are kept.
     ///
     /// # Errors
     ///
@@ -79,7 +79,7 @@ impl ContentLabels {
     }
 }
 
-/// What to change of the labels that a blob has.
+/// The changes to the labels of a blob.
 fn changes(has: &Labels, source: &Source, labels: &Labels) -> Labels {
     let (label, repository) = source.label();
     let found = has.get(&label).map(String::as_str).unwrap_or_default();
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_refers_to_content_is_labelled_as_containerds_client_does_it() {
+    fn labels_match_containerds_client() {
         assert_eq!(
             of_manifest("sha256:c", &["sha256:a", "sha256:b", "sha256:a"].map(str::to_owned)),
             labels(&[
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_added_to_those_that_a_blob_is_from_and_what_is_there_is_not_written() {
+    fn a_source_is_added_once() {
         let source = Source::of_reference("r.io/team/b:1");
         let label = "containerd.io/distribution.source.r.io";
         let (kept, wanted) = (("other", "x"), labels(&[("wanted", "y")]));

@@ -2,12 +2,12 @@
 //!
 //! containerd garbage collects the content of a failed pull within a second, whole layers included, because the lease
 //! that it creates for the pull ends with it. A pull that names a lease of ours uses that one instead, and ours stays
-//! for the next attempt. Tried with containerd 1.6.20: of a layer of 52 MB that broke after 25 MB, the next attempt
-//! fetched the other 27 MB with a `Range` request, also after containerd itself had been killed in between. A runtime
-//! that does not know the header ignores it.
+//! for the next attempt. Tried with containerd 1.6.20: for a layer of 52 MB that broke after 25 MB, the next attempt
+//! fetched the other 27 MB with a `Range` request, even after containerd itself had been killed in between. A runtime
+//! that doesn't know the header ignores it.
 //!
-//! What a lease keeps, the kubelet cannot remove: it evicts pods instead. So leases are deleted as soon as nobody wants
-//! them, and their expiry is only for a node whose agent is gone.
+//! The kubelet can't remove leased content: it evicts pods instead. So we delete a lease as soon as no task wants it,
+//! and its expiry only covers a node without an agent.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
@@ -29,36 +29,36 @@ use super::unpack::is_extraction;
 
 /// gRPC header in which containerd's clients name the lease of a request.
 pub(crate) const LEASE_HEADER: &str = "containerd-lease";
-/// Name of a lease without content that is deleted to have containerd collect garbage.
+/// Name of an empty lease. Deleting it triggers containerd's garbage collection.
 const BROOM: &str = "broom";
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// Time for which the content of an unfinished pull is kept although no task wants it: another round of a job comes
-/// within a day or never.
+/// Time for which the content of an unfinished pull is kept after the last task that wants it. Another round of a job
+/// comes within a day or never.
 const KEPT: Duration = DAY;
-/// Longest wait for an answer about a lease: a pull works without one.
+/// Longest wait for an answer about a lease. A pull also works without one.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Time for a pull that was stopped to close the blobs that it was writing: garbage collection passes over open ones.
+/// Time for a stopped pull to close the blobs that it was writing: garbage collection skips open blobs.
 const CLOSING: Duration = Duration::from_secs(2);
 
-/// Most leases of others that are looked at: the runtime has one for each of its pulls.
+/// Most foreign leases that we look at: the runtime has one for each of its pulls.
 const MAX_OTHERS: usize = 32;
 
-/// How the type of a snapshot begins among the resources of a lease. The name of its snapshotter follows.
+/// Prefix of the type of a snapshot in a lease. The name of its snapshotter follows.
 const SNAPSHOTS: &str = "snapshots/";
-/// The type of a blob there.
+/// The type of a blob in a lease.
 const CONTENT: &str = "content";
 
-/// For whom leases are made.
+/// The owner of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
     /// The agent, which deletes all of its leases itself.
     Agent,
-    /// A person who pulls by hand. Nobody deletes such a lease if the pull fails, and no agent beside may.
+    /// A person who pulls by hand. If the pull fails, the lease expires: an agent on the same node must not delete it.
     Person,
 }
 
 impl Owner {
-    /// Beginning of the ids of the owner's leases.
+    /// Prefix of the ids of the owner's leases.
     fn prefix(self) -> &'static str {
         match self {
             Self::Agent => "edgecore-prepull-",
@@ -66,9 +66,9 @@ impl Owner {
         }
     }
 
-    /// Lifetime of a lease. A lease cannot be renewed, and one that expires during a pull takes the fetched content with
-    /// it: a machine without a battery for its clock boots with the time at which it was switched off, pulls, and then
-    /// jumps forward by as long as it was off.
+    /// Lifetime of a lease. It can't be extended, and if it ends during a pull, the fetched content is lost. It must
+    /// therefore outlast a jump of the clock: a machine without a battery for its clock boots with the time at which it
+    /// was switched off, pulls, and then jumps forward by the time it was off.
     fn lifetime(self) -> Duration {
         match self {
             Self::Agent => DAY * 30,
@@ -82,21 +82,21 @@ impl Owner {
 pub(crate) struct Leases {
     client: LeasesClient<Channel>,
     owner: Owner,
-    /// Set once the runtime has answered that it knows no leases.
+    /// Set once the runtime has answered that it doesn't support leases.
     unsupported: AtomicBool,
 }
 
-/// A blob, as leases name it.
+/// A blob as a resource of a lease.
 pub(crate) fn of_blob(digest: &str) -> Resource {
     Resource { id: digest.to_owned(), r#type: "content".to_owned() }
 }
 
-/// A snapshot, as leases name it.
+/// A snapshot as a resource of a lease.
 pub(crate) fn of_snapshot(snapshotter: &str, name: &str) -> Resource {
     Resource { id: name.to_owned(), r#type: format!("snapshots/{snapshotter}") }
 }
 
-/// A request whose content the lease keeps.
+/// A request that adds its content to the lease.
 pub(super) fn leased<T>(message: T, lease: &MetadataValue<Ascii>) -> Request<T> {
     let mut request = namespaced(message);
     request.metadata_mut().insert(LEASE_HEADER, lease.clone());
@@ -108,15 +108,15 @@ impl Leases {
         Self { client: LeasesClient::new(channel), owner, unsupported: AtomicBool::new(false) }
     }
 
-    /// Creates the lease of the reference, unless an earlier attempt has, and returns the value for [`LEASE_HEADER`].
-    /// `None` if the runtime has no leases or does not answer in time: pull without.
+    /// Creates the lease of the reference, unless an earlier attempt has done so, and returns the value for
+    /// [`LEASE_HEADER`]. `None` if the runtime has no leases or doesn't answer in time: pull without one.
     pub(crate) async fn acquire(&self, reference: &str) -> Option<MetadataValue<Ascii>> {
         let id = lease_id(self.owner, reference);
         self.create(&id).await.then(|| id.parse().ok()).flatten()
     }
 
-    /// Keeps blobs and snapshots by a lease, as far as they are there. What cannot be kept is fetched or unpacked again if
-    /// it is lost.
+    /// Adds existing blobs and snapshots to a lease. Anything that can't be added is fetched or unpacked again if it
+    /// gets lost.
     pub(crate) async fn keep(&self, lease: &MetadataValue<Ascii>, resources: impl Iterator<Item = Resource>) {
         let Ok(id) = lease.to_str() else { return };
         for resource in resources {
@@ -128,26 +128,26 @@ impl Leases {
         }
     }
 
-    /// Deletes the lease of a pull that is done. The image keeps the content from now on.
+    /// Deletes the lease of a completed pull. From now on the image keeps the content.
     pub(crate) async fn release(&self, reference: &str) {
         self.delete(lease_id(self.owner, reference), false).await;
     }
 
-    /// Deletes the lease of a pull that nobody will resume, and has containerd remove the content.
+    /// Deletes the lease of an abandoned pull, and has containerd remove its content.
     pub(crate) async fn give_up(self: &Arc<Self>, reference: &str) {
         self.delete(lease_id(self.owner, reference), true).await;
         self.sweep_later();
     }
 
-    /// Deletes the leases that no reference in `wanted` has: those that are older than a day, or all of them. Returns
-    /// whether a lease of ours is left.
+    /// Deletes the leases of references that aren't in `wanted`: those older than a day, or `all`. Returns whether a
+    /// lease of ours is left.
     pub(crate) async fn release_unwanted(self: &Arc<Self>, wanted: &[String], all: bool) -> bool {
         if self.unsupported.load(Ordering::Relaxed) {
             return false;
         }
         let mut client = self.client.clone();
         let list = client.list(namespaced(ListRequest { filters: Vec::new() }));
-        // Without an answer nothing is known: ask again.
+        // Without an answer we don't know: ask again.
         let Ok(answer) = timeout(PATIENCE, list).await else { return true };
         let leases = match answer {
             Ok(answer) => answer.into_inner().leases,
@@ -172,14 +172,14 @@ impl Leases {
         left
     }
 
-    /// Number of our leases. `None` if the runtime has no leases, or does not answer.
+    /// Number of our leases. `None` if the runtime has no leases, or doesn't answer.
     pub(crate) async fn count(&self) -> Option<usize> {
         let list = self.client.clone().list(namespaced(ListRequest { filters: Vec::new() })).await;
         let leases = list.ok()?.into_inner().leases;
         Some(leases.iter().filter(|lease| lease.id.starts_with(self.owner.prefix())).count())
     }
 
-    /// Finds a lease of somebody else that holds this content, other than those in `ignored`.
+    /// Finds a foreign lease that holds this content, except those in `ignored`.
     pub(crate) async fn other_holder(&self, digest: &str, ignored: &HashSet<String>) -> Option<String> {
         let list = self.client.clone().list(namespaced(ListRequest { filters: Vec::new() })).await;
         let leases = list.ok()?.into_inner().leases;
@@ -197,9 +197,9 @@ impl Leases {
         None
     }
 
-    /// What an earlier pull with this lease was unpacking when it was killed, by snapshotter and name. Nothing for a person:
-    /// two processes that pull one image by hand have one lease, and what is half unpacked may be the other's. The agent has
-    /// one pull of an image at a time.
+    /// Snapshots that an earlier pull with this lease was unpacking when it was killed, by snapshotter and name. Empty
+    /// for a person: two processes that pull one image by hand share a lease, so the snapshot may be the other's work
+    /// in progress. The agent runs only one pull of an image at a time.
     pub(crate) async fn half_unpacked(&self, lease: &MetadataValue<Ascii>) -> Vec<(String, String)> {
         if self.owner == Owner::Person {
             return Vec::new();
@@ -231,7 +231,7 @@ impl Leases {
         let request = namespaced(CreateRequest { id: id.to_owned(), labels });
         match timeout(PATIENCE, self.client.clone().create(request)).await {
             Ok(Ok(_)) => true,
-            // Created by an earlier attempt, whose content is to be resumed.
+            // An earlier attempt created it, and we resume that one's content.
             Ok(Err(status)) if status.code() == Code::AlreadyExists => true,
             Ok(Err(status)) => {
                 self.notice_unsupported(&status);
@@ -241,8 +241,8 @@ impl Leases {
         }
     }
 
-    /// Deletes a lease; with `sync`, containerd answers when it has collected garbage. One that cannot be deleted is
-    /// met again by [`Self::release_unwanted`].
+    /// Deletes a lease. With `sync`, containerd answers after its garbage collection. If it fails,
+    /// [`Self::release_unwanted`] tries again.
     async fn delete(&self, id: String, sync: bool) {
         if self.unsupported.load(Ordering::Relaxed) {
             return;
@@ -259,7 +259,7 @@ impl Leases {
         unsupported
     }
 
-    /// Collects garbage once more, for what was still open at first.
+    /// Collects garbage again later, for blobs that were still open the first time.
     fn sweep_later(self: &Arc<Self>) {
         let leases = Arc::clone(self);
         tokio::spawn(async move {
@@ -272,7 +272,7 @@ impl Leases {
     }
 }
 
-/// Whether a lease that was created then is a day old. One without a time counts as old.
+/// Whether a lease with this creation time is a day old. One without a time counts as old.
 fn has_passed(created: Option<SystemTime>, now: SystemTime) -> bool {
     created.is_none_or(|created| now.duration_since(created).is_ok_and(|age| age >= KEPT))
 }
@@ -291,7 +291,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_reference_has_a_lease_of_its_own_for_each_owner() {
+    fn each_reference_and_owner_has_a_lease() {
         let of = |owner| [lease_id(owner, "r.io/a:1"), lease_id(owner, "r.io/a:2")];
         let [first, second] = of(Owner::Agent);
         assert_eq!(of(Owner::Agent), [first.clone(), second.clone()]);
@@ -302,11 +302,11 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_wants_is_kept_for_a_day() {
+    fn unwanted_leases_last_a_day() {
         let now = SystemTime::UNIX_EPOCH + KEPT * 20_000;
         let old = |age| has_passed(Some(now - age), now);
         assert_eq!((old(Duration::ZERO), old(KEPT / 25 * 24), old(KEPT)), (false, false, true));
-        // The clock was set back since.
+        // The clock was set back in between.
         assert!(!has_passed(Some(now + KEPT), now));
         assert!(has_passed(None, now));
     }

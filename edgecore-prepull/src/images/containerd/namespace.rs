@@ -1,4 +1,4 @@
-//! Calls to containerd: in the namespace in which CRI keeps images, and not for longer than they may take.
+//! Requests to containerd in CRI's namespace, with a deadline.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ pub(super) fn namespaced<T>(message: T) -> Request<T> {
     request
 }
 
-/// The answer to a question, or that there was none in time.
+/// The answer, or an error if it takes too long.
 pub(super) async fn answer_within<T>(
     patience: Duration,
     question: impl Future<Output = Result<Response<T>, Status>>,

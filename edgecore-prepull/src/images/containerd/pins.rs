@@ -4,8 +4,8 @@
 //! kubelet leaves pinned images alone. An image has a record for each name and one for its id. A pull replaces the labels
 //! of the name's record and keeps those of the id's, so both get them.
 //!
-//! Who wants the pin is said by labels beside it, one for each job. So whatever happens to the agent, its state
-//! directory or the image, pin and reason stand and fall together, and what somebody else has pinned stays pinned.
+//! A label for each job beside it records which jobs want the pin. So pin and reason are stored together, whatever
+//! happens to the agent, its state directory or the image, and an image that another tool has pinned stays pinned.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
@@ -23,15 +23,15 @@ use super::namespace::{answer_within, namespaced};
 
 /// The label that containerd's CRI reads, and its only value.
 const PINNED: (&str, &str) = ("io.cri-containerd.pinned", "pinned");
-/// Label of every image that a job of ours wants pinned: who has set [`PINNED`].
+/// Label of every image that a job of ours wants pinned. It records who has set [`PINNED`].
 const PINNED_BY: &str = "operations.kubeedge.io/pinned-by";
-/// Value of [`PINNED_BY`] where we have set the pin, and take it away again.
+/// Value of [`PINNED_BY`] if we have set the pin, and will remove it.
 const US: &str = "edgecore-prepull";
-/// Value of [`PINNED_BY`] where the image was pinned before.
+/// Value of [`PINNED_BY`] if the image was pinned before.
 const OTHERS: &str = "others";
-/// Beginning of a label for each job that wants the pin; the UID of the job follows.
+/// Prefix of the label for each job that wants the pin; the UID of the job follows.
 const PINNED_FOR: &str = "operations.kubeedge.io/pinned-for.";
-/// Most jobs that may pin one image: each is a label of its records, which containerd reads whole.
+/// Most jobs that may pin one image. Each adds a label to its records, and containerd always reads a whole record.
 const MAX_JOBS_OF_IMAGE: usize = 256;
 /// Longest wait for one answer of the image service.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -40,7 +40,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct Pins {
     images: ImagesClient<Channel>,
-    /// Labels are read, and then written: by one at a time.
+    /// Serialises changes: labels are read and then written.
     writing: Mutex<()>,
 }
 
@@ -49,8 +49,8 @@ impl Pins {
         Self { images: ImagesClient::new(channel), writing: Mutex::default() }
     }
 
-    /// Pins the image with these names for the job: the name that was pulled, and its id. A name that the runtime does not
-    /// know is left out.
+    /// Pins the image with these names for the job: the pulled name and the id. Skips a name that the runtime doesn't
+    /// know.
     pub(crate) async fn pin(&self, names: &[&str], job: &JobUid) -> Result<(), Status> {
         let _writing = self.writing.lock().await;
         for name in names {
@@ -68,15 +68,15 @@ impl Pins {
         Ok(())
     }
 
-    /// Lists jobs that want images pinned, at most [`MAX_PINNING_JOBS`] and others each time. `None` if the runtime has no
-    /// such labels, or does not answer.
+    /// Lists jobs that want images pinned, at most [`MAX_PINNING_JOBS`] and different ones each time. `None` if the
+    /// runtime has no such labels, or doesn't answer.
     pub(crate) async fn jobs(&self) -> Option<Vec<JobUid>> {
         let images = self.pinned_images().await.ok()?;
         let jobs: HashSet<JobUid> = images.iter().flat_map(|image| jobs_of(&image.labels)).collect();
         Some(jobs.into_iter().take(MAX_PINNING_JOBS).collect())
     }
 
-    /// Takes away what these jobs want pinned. What another job wants stays pinned.
+    /// Removes the pins of these jobs. An image that another job wants stays pinned.
     pub(crate) async fn unpin(&self, is_over: impl Fn(&JobUid) -> bool) -> Result<(), Status> {
         let _writing = self.writing.lock().await;
         for image in self.pinned_images().await? {
@@ -93,7 +93,7 @@ impl Pins {
             .images)
     }
 
-    /// Changes labels of one record, all at once. An empty value takes the label away.
+    /// Changes the labels of one record in one request. An empty value removes the label.
     async fn relabel(&self, image: Image, changes: BTreeMap<String, String>) -> Result<(), Status> {
         if changes.is_empty() {
             return Ok(());
@@ -106,7 +106,7 @@ impl Pins {
         };
         match answer_within(PATIENCE, self.images.clone().update(namespaced(request))).await {
             Ok(_) => Ok(()),
-            // Removed meanwhile.
+            // It was removed in between.
             Err(status) if status.code() == Code::NotFound => Ok(()),
             Err(status) => Err(status),
         }
@@ -115,8 +115,8 @@ impl Pins {
 
 type Labels = HashMap<String, String>;
 
-/// Whether this record's image is pinned. Releases of containerd before 1.6.25 don't report that, so we
-/// look at the labels.
+/// Whether this record's image is pinned. Releases of containerd before 1.6.25 don't report that, so we look at the
+/// labels.
 pub(super) fn is_pinned(labels: &Labels) -> bool {
     labels.get(PINNED.0).is_some_and(|value| value == PINNED.1) || labels.contains_key(PINNED_BY)
 }
@@ -128,7 +128,7 @@ fn changes_to_pin(labels: &Labels, job: &JobUid) -> Result<BTreeMap<String, Stri
         if jobs_of(labels).count() >= MAX_JOBS_OF_IMAGE {
             return Err(Status::resource_exhausted(format!("{MAX_JOBS_OF_IMAGE} jobs pin it already")));
         }
-        // Any value but the empty one, which takes a label away.
+        // Any value but the empty one, which removes a label.
         changes.insert(wanted_by, "true".to_owned());
     }
     let is_pinned = labels.get(PINNED.0).is_some_and(|value| value == PINNED.1);
@@ -144,7 +144,7 @@ fn changes_to_pin(labels: &Labels, job: &JobUid) -> Result<BTreeMap<String, Stri
 fn changes_to_unpin(labels: &Labels, is_over: impl Fn(&JobUid) -> bool) -> BTreeMap<String, String> {
     let (over, wanted): (Vec<_>, Vec<_>) = jobs_of(labels).partition(&is_over);
     let mut changes: Vec<_> = over.iter().map(|job| format!("{PINNED_FOR}{job}")).collect();
-    // Also where no job is left to be taken away: somebody has removed its label by hand.
+    // Also if there's no job left: its label may have been removed by hand.
     if wanted.is_empty() {
         changes.push(PINNED_BY.to_owned());
         if labels.get(PINNED_BY).is_some_and(|by| by == US) {
@@ -168,7 +168,7 @@ mod tests {
         JobUid(uid.to_owned())
     }
 
-    /// What containerd makes of changes.
+    /// Applies changes as containerd does.
     fn apply(labels: &mut Labels, changes: BTreeMap<String, String>) {
         labels.extend(changes);
         labels.retain(|_, value| !value.is_empty());
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_stays_pinned_until_its_last_job_is_over() {
+    fn a_pin_lasts_until_its_last_job() {
         let mut labels = managed();
         pin(&mut labels, "a");
         assert!(is_pinned(&labels));
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_else_has_pinned_stays_pinned() {
+    fn foreign_pins_stay() {
         let mut others = managed();
         others.insert(PINNED.0.to_owned(), PINNED.1.to_owned());
         let mut labels = others.clone();
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pin_that_somebody_has_removed_is_set_again() {
+    fn a_removed_pin_is_set_again() {
         let mut labels = managed();
         pin(&mut labels, "a");
         labels.remove(PINNED.0);
@@ -225,11 +225,11 @@ mod tests {
         assert!(is_pinned(&labels));
         labels.remove(&format!("{PINNED_FOR}a"));
         unpin(&mut labels, &[]);
-        assert_eq!(labels, managed(), "a pin without a job is nobody's");
+        assert_eq!(labels, managed(), "a pin without a job is removed");
     }
 
     #[test]
-    fn the_jobs_that_pin_an_image_are_bounded() {
+    fn the_jobs_of_a_pin_are_bounded() {
         let mut labels = managed();
         for uid in 0..MAX_JOBS_OF_IMAGE {
             pin(&mut labels, &uid.to_string());

@@ -1,4 +1,4 @@
-//! Records of images by name, which containerd's Images service keeps.
+//! Image records, by name, in containerd's Images service.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -13,9 +13,9 @@ use tonic::{Code, Status};
 use super::namespace::namespaced;
 use super::to_wire;
 
-/// Label by which the CRI of containerd knows the records that it manages: its own pulls set it, too.
+/// Label of the records that containerd's CRI manages. Its own pulls set it, too.
 const MANAGED: (&str, &str) = ("io.cri-containerd.image", "managed");
-/// Longest wait for an answer. It is one write into containerd's database.
+/// Longest wait for an answer, which takes one write into containerd's database.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Writer of image records.
@@ -29,8 +29,8 @@ impl ImageRecords {
         Self { images: ImagesClient::new(channel) }
     }
 
-    /// Makes a name point to an image, whatever it has pointed to. Other labels that the record has are kept. The CRI
-    /// learns of it by an event of containerd.
+    /// Points a name to an image, and replaces its earlier target. Other labels of the record are kept. The CRI notices
+    /// through an event of containerd.
     pub(crate) async fn point(&self, name: &str, target: &Descriptor) -> Result<(), Status> {
         let (label, value) = MANAGED;
         let labels = HashMap::from([(label.to_owned(), value.to_owned())]);

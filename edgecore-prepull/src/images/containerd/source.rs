@@ -1,6 +1,6 @@
-//! Where content is from, as containerd labels it.
+//! The source of content, in containerd's labels.
 
-/// Label that lists the repositories of a host in which a blob was found; the host follows.
+/// Label with the repositories of a host that have a blob; the host follows.
 const SOURCE_LABEL: &str = "containerd.io/distribution.source";
 
 /// A normalised reference, split as containerd's labels name repositories.
@@ -24,7 +24,7 @@ impl Source {
         Self { host: host.to_owned(), path: path.to_owned(), digest }
     }
 
-    /// The label of what was fetched from the repository.
+    /// The label for content from this repository.
     pub(crate) fn label(&self) -> (String, String) {
         (format!("{SOURCE_LABEL}.{}", self.host), self.path.clone())
     }
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reference_is_split_as_containerd_labels_repositories() {
+    fn references_split_like_containerds_labels() {
         for (reference, host, path, digest) in [
             ("docker.io/library/nginx:1.25", "docker.io", "library/nginx", None),
             ("127.0.0.1:5000/a/b", "127.0.0.1", "a/b", None),

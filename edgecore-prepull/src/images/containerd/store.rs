@@ -1,6 +1,6 @@
 //! Read access to containerd's content store and image store.
 //!
-//! Every error is a `None`: what is read here describes a pull, and no pull may fail for want of a description.
+//! Every error becomes `None`: this only describes a pull, and a missing description must not fail a pull.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,7 +29,7 @@ use super::{to_size, to_wire_size};
 const MAX_MANIFEST: usize = 4 * 1024 * 1024;
 /// Largest gRPC message, which is containerd's own limit. Lists of blobs arrive in several messages.
 const MAX_MESSAGE: usize = 16 * 1024 * 1024;
-/// Longest wait for the description of an image that is already there.
+/// Longest wait for the description of an image that's already there.
 const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A blob that is being written.
@@ -37,7 +37,7 @@ const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) struct Ingest {
     /// Bytes written so far.
     pub(crate) offset: u64,
-    /// Time of the last write. `None` if containerd does not tell it.
+    /// Time of the last write. `None` if containerd doesn't report it.
     pub(crate) last_write: Option<SystemTime>,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct ContentStore {
     content: ContentClient<Channel>,
     images: ImagesClient<Channel>,
     snapshots: SnapshotsClient<Channel>,
-    /// Set once the runtime has answered that it has no such services.
+    /// Set once the runtime has answered that it doesn't have these services.
     unsupported: AtomicBool,
 }
 
@@ -61,7 +61,7 @@ impl ContentStore {
         }
     }
 
-    /// Whether the runtime has answered that it has no such services, as CRI-O does.
+    /// Whether the runtime has answered that it doesn't have these services, as CRI-O does.
     pub(crate) fn is_unsupported(&self) -> bool {
         self.unsupported.load(Ordering::Relaxed)
     }
@@ -102,7 +102,7 @@ impl ContentStore {
         let manifest = match Index::parse(&text).ok()?.manifests {
             none if none.is_empty() => Manifest::parse(&text).ok()?,
             manifests => {
-                // Of an index, only the manifest of this platform is fetched: it is the one in the store.
+                // Only the manifest for this platform was fetched, so it's the one in the store.
                 let mut found = None;
                 for manifest in manifests {
                     let text = self.read(&manifest.digest).await;
@@ -129,13 +129,13 @@ impl ContentStore {
         Some(ingests.collect())
     }
 
-    /// Whether a blob is in the store as a whole.
+    /// Whether the store has the complete blob.
     pub(crate) async fn has_blob(&self, digest: &str) -> bool {
         let answer = self.content.clone().info(namespaced(InfoRequest { digest: digest.to_owned() })).await;
         self.ok(answer).is_some()
     }
 
-    /// Finds the manifest among these blobs, and of several the one that is there since last: a tag may have moved since an
+    /// Finds the manifest among these blobs. If there are several, takes the newest: a tag may have moved since an
     /// earlier attempt. `Some(None)` if there is none, and `None` without an answer.
     pub(crate) async fn find_manifest(&self, digests: &[String]) -> Option<Option<String>> {
         if digests.is_empty() {
@@ -155,7 +155,7 @@ impl ContentStore {
         Some(newest.map(|(_, digest)| digest))
     }
 
-    /// Reads a manifest, an index or a configuration. `None` if it is not in the store, or too large.
+    /// Reads a manifest, an index or a configuration. `None` if it isn't in the store, or too large.
     pub(crate) async fn read(&self, digest: &str) -> Option<Vec<u8>> {
         let read = ReadContentRequest { digest: digest.to_owned(), offset: 0, size: 0 };
         let info = self.content.clone().info(namespaced(InfoRequest { digest: digest.to_owned() })).await;
@@ -171,13 +171,13 @@ impl ContentStore {
         Some(text)
     }
 
-    /// Size of a blob that is in the store as a whole.
+    /// Size of a complete blob in the store.
     pub(crate) async fn blob_size(&self, digest: &str) -> Option<u64> {
         let answer = self.content.clone().info(namespaced(InfoRequest { digest: digest.to_owned() })).await;
         Some(to_size(self.ok(answer)?.into_inner().info?.size))
     }
 
-    /// Reads so many bytes of a blob, from an offset on.
+    /// Reads `size` bytes of a blob, from an offset.
     pub(crate) async fn read_piece(&self, digest: &str, offset: u64, size: u64) -> Option<Vec<u8>> {
         let (offset, size) = (to_wire_size(offset), to_wire_size(size));
         let read = ReadContentRequest { digest: digest.to_owned(), offset, size };
@@ -189,14 +189,14 @@ impl ContentStore {
         Some(piece)
     }
 
-    /// Whether a layer has been unpacked, on whatever layers.
+    /// Whether a layer has been unpacked, on top of any layers.
     pub(crate) async fn was_unpacked(&self, digest: &str) -> bool {
         let answer = self.content.clone().info(namespaced(InfoRequest { digest: digest.to_owned() })).await;
         let info = self.ok(answer).and_then(|answer| answer.into_inner().info);
         info.is_some_and(|info| info.labels.contains_key(UNCOMPRESSED_LABEL))
     }
 
-    /// Whether a layer is unpacked, with all layers below it, whose digests the id of the chain is made of.
+    /// Whether a layer and all layers below it are unpacked. The chain id is derived from all their digests.
     pub(crate) async fn is_unpacked(&self, snapshotter: &str, chain: &str) -> bool {
         let request = StatSnapshotRequest { snapshotter: snapshotter.to_owned(), key: chain.to_owned() };
         let answer = self.snapshots.clone().stat(namespaced(request)).await;
@@ -205,7 +205,7 @@ impl ContentStore {
     }
 }
 
-/// Takes the digest from the ref of an ingest, such as `layer-sha256:…`. What comes from neighbours is no part of it.
+/// Takes the digest from the ref of an ingest, such as `layer-sha256:…`. Ingests of neighbours' bytes don't match.
 fn digest_of_ref(name: &str) -> Option<String> {
     let (_kind, digest) = name.split_once('-').filter(|(kind, _)| *kind != PEER_REF)?;
     digest.contains(':').then(|| digest.to_owned())
@@ -213,7 +213,7 @@ fn digest_of_ref(name: &str) -> Option<String> {
 
 fn to_time(since_1970: Option<(i64, i32)>) -> Option<SystemTime> {
     let (seconds, nanos) = since_1970?;
-    // containerd 1.6 leaves the update time of a blob at the year 1: such a time counts as unknown.
+    // containerd 1.6 leaves the update time of a blob at the year 1: treat that as unknown.
     Some(UNIX_EPOCH + Duration::new(u64::try_from(seconds).ok()?, u32::try_from(nanos).ok()?))
 }
 
@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_ref_of_an_ingest_contains_the_digest() {
+    fn the_ref_contains_the_digest() {
         assert_eq!(digest_of_ref("layer-sha256:aa").as_deref(), Some("sha256:aa"));
         assert_eq!(digest_of_ref("upload"), None);
         assert_eq!(digest_of_ref("peer-sha256:aa"), None);

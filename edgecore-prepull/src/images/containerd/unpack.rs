@@ -4,8 +4,8 @@
 //!  Prepare (key, parent) ─▶ mounts ─▶ Apply (layer, mounts) ─▶ digest ─▶ flushed to the disk ─▶ Commit (chain)
 //! ```
 //!
-//! containerd mounts and unpacks; nothing of it is done here. What is committed counts as present from then on, and
-//! containerd flushes that record at once. So the files must be on the disk before: a power cut in between leaves a
+//! containerd mounts and unpacks, so we do neither here. A committed snapshot counts as present, and containerd flushes
+//! that record immediately. So the files must be on disk before the commit: a power cut in between would leave a
 //! snapshot with empty files, which no later pull would replace.
 
 use std::collections::HashMap;
@@ -30,34 +30,34 @@ use super::leases::leased;
 use super::namespace::{answer_within, namespaced};
 use super::to_wire;
 
-/// Names of snapshots that are being unpacked begin like this.
+/// Prefix of the names of snapshots that are being unpacked.
 const EXTRACTION: &str = "extract-";
 /// Label of a snapshot with its own name, which containerd's client sets.
 const SNAPSHOT_LABEL: &str = "containerd.io/snapshot.ref";
-/// Annotations of a layer that become labels of its snapshot begin like this.
+/// Prefix of the annotations of a layer that become labels of its snapshot.
 const INHERITED: &str = "containerd.io/snapshot/";
-/// Label of a layer with the digest of what it unpacks to, which containerd's client sets.
+/// Label of a layer with the digest of its uncompressed content, which containerd's client sets.
 pub(super) const UNCOMPRESSED_LABEL: &str = "containerd.io/uncompressed";
 /// Longest wait for a write into containerd's database.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Longest wait for a layer to be unpacked: some GiB on a slow SD card.
 const APPLY_PATIENCE: Duration = Duration::from_secs(1800);
 
-/// A layer, and what it becomes.
+/// A layer and its snapshot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unpack<'a> {
     pub(crate) snapshotter: &'a str,
-    /// The layer, which is in the content store.
+    /// The layer, which must be in the content store.
     pub(crate) layer: &'a Descriptor,
-    /// Name of the snapshot below, if there is one.
+    /// Name of the snapshot below. `None` for the lowest layer.
     pub(crate) parent: Option<&'a str>,
-    /// Digest of what it unpacks to.
+    /// Digest of its uncompressed content.
     pub(crate) diff_id: &'a str,
     /// Name of its snapshot.
     pub(crate) chain_id: &'a str,
 }
 
-/// Has containerd unpack layers.
+/// Unpacks layers through containerd.
 #[derive(Clone, Debug)]
 pub(crate) struct Unpacker {
     snapshots: SnapshotsClient<Channel>,
@@ -74,8 +74,8 @@ impl Unpacker {
         }
     }
 
-    /// Unpacks a layer on top of its parent, and keeps it by the lease. `flush` is what containerd leaves to us: it brings
-    /// what was unpacked to the disk, or the layer isn't committed. That another process was faster is no error.
+    /// Unpacks a layer on top of its parent, and adds it to the lease. `flush` is called if containerd doesn't flush by
+    /// itself: the layer is committed only after its files are on disk. It's no error if another process was faster.
     pub(crate) async fn unpack(
         &self,
         unpack: Unpack<'_>,
@@ -91,7 +91,7 @@ impl Unpacker {
         unpacked
     }
 
-    /// Mounts to unpack into. `None` if the snapshot is there.
+    /// Mounts to unpack into. `None` if the snapshot already exists.
     async fn prepare(
         &self,
         unpack: Unpack<'_>,
@@ -106,7 +106,7 @@ impl Unpacker {
         };
         match answer_within(PATIENCE, self.snapshots.clone().prepare(leased(request, lease))).await {
             Ok(answer) => Ok(Some(answer.mounts)),
-            // Of the snapshot of the chain: the key is new.
+            // This is about the snapshot of the chain, because the key is new.
             Err(status) if status.code() == Code::AlreadyExists => Ok(None),
             Err(status) => Err(status),
         }
@@ -121,7 +121,7 @@ impl Unpacker {
         flush: impl Future<Output = Result<(), Status>>,
     ) -> Result<(), Status> {
         let diff = Some(to_wire(unpack.layer));
-        // Releases before 2.0 don't know `sync_fs`, and pass over it.
+        // Releases before 2.0 ignore `sync_fs`.
         let request = ApplyRequest { diff, mounts, sync_fs: true, ..ApplyRequest::default() };
         let answer = answer_within(APPLY_PATIENCE, self.diff.clone().apply(leased(request, lease))).await?;
         let digest = answer.applied.map(|applied| applied.digest).unwrap_or_default();
@@ -153,7 +153,7 @@ impl Unpacker {
         answer_within(PATIENCE, self.content.clone().update(namespaced(request))).await.map(drop)
     }
 
-    /// Removes what is half unpacked, and takes it from the lease.
+    /// Removes a half unpacked snapshot, also from the lease.
     pub(crate) async fn remove(
         &self,
         snapshotter: &str,
@@ -165,23 +165,23 @@ impl Unpacker {
     }
 }
 
-/// A name for a layer while it's unpacked, as containerd's client makes one. Another process may unpack the same chain: with
-/// one name for both, each would remove or commit what the other is still filling. What a killed process leaves goes with
-/// its lease.
+/// A name for a layer during its unpacking, in the style of containerd's client. Another process may unpack the same
+/// chain: with a common name, each would remove or commit the other's unfinished snapshot. The lease removes the
+/// snapshot of a killed process.
 fn extraction_key(chain_id: &str) -> String {
     let mut random = [0; 4];
-    // Where the system has no random bytes, the time has to do.
+    // Without random bytes from the system, we rely on the time.
     let _ = SystemRandom::new().fill(&mut random);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     format!("{EXTRACTION}{}-{:08x} {chain_id}", now.subsec_nanos(), u32::from_le_bytes(random))
 }
 
-/// Whether a snapshot has such a name.
+/// Whether this is the name of a snapshot that's being unpacked.
 pub(super) fn is_extraction(name: &str) -> bool {
     name.starts_with(EXTRACTION)
 }
 
-/// The labels that containerd's client gives to a snapshot.
+/// The labels that containerd's client sets on a snapshot.
 fn labels(unpack: Unpack<'_>) -> HashMap<String, String> {
     let inherited = unpack.layer.annotations.iter().filter(|(name, _)| name.starts_with(INHERITED));
     let inherited = inherited.map(|(name, value)| (name.clone(), value.clone()));

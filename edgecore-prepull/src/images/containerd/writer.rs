@@ -7,8 +7,8 @@
 //!  COMMIT (offset, size, digest) ─▶ done, or FailedPrecondition: the bytes have another digest, and are in the way
 //! ```
 //!
-//! The stream holds a lock on its ref until it ends; what was written stays. Each message carries its offset, because
-//! containerd takes an offset of 0 for "from the beginning" and throws away what it has.
+//! The stream locks its ref until it ends; the written bytes stay. Each message carries its offset, because containerd
+//! takes an offset of 0 for "from the beginning" and discards the bytes that it has.
 
 use std::time::Duration;
 
@@ -30,37 +30,36 @@ use super::namespace::namespaced;
 use super::source::Source;
 use super::to_wire_size;
 
-/// Writes that containerd may still owe an answer for. Two let it write the one while the other one is on its way; more
-/// would be lost with it when it is killed.
+/// Most unanswered writes. With two, containerd writes one while the other is in transit; more would only be lost if
+/// it's killed.
 const UNANSWERED: usize = 2;
-/// Longest wait for the answer to a write. A disk that takes longer for 128 KiB is as good as gone.
+/// Longest wait for the answer to a write. A disk that takes longer for 128 KiB counts as broken.
 const WRITE_PATIENCE: Duration = Duration::from_secs(120);
 /// Longest wait for a commit, which flushes the blob to the disk.
 const COMMIT_PATIENCE: Duration = Duration::from_secs(1800);
-/// Longest wait for a ref to open, besides the time that its bytes take.
+/// Longest wait for a ref to open, in addition to the time for hashing its bytes.
 const OPEN_PATIENCE: Duration = Duration::from_secs(60);
-/// Bytes a second at which a slow disk and processor hash what a ref has, before containerd answers.
+/// Bytes a second at which a slow disk and processor hash the existing bytes of a ref before containerd answers.
 const SLOWEST_HASH: u64 = 4 << 20;
 /// Longest wait for an abort, which deletes a file.
 const ABORT_PATIENCE: Duration = Duration::from_secs(30);
 
-/// What a blob is to its image. containerd's own pulls name their refs after it, and so do we: a pull by the kubelet
-/// then waits for our bytes instead of fetching them again, and goes on with what we leave.
+/// The role of a blob in its image. containerd's own pulls derive the names of their refs from it, and so do we: a pull
+/// by the kubelet then waits for our bytes instead of fetching them again, and resumes from them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BlobKind {
     Index,
     Manifest,
     Config,
     Layer,
-    /// Bytes of a neighbour, under a name that nobody else knows: if they are wrong, no pull by the runtime goes on with
-    /// them.
+    /// Bytes of a neighbour, under a name that only we use: if they're wrong, no pull by the runtime resumes from them.
     OfPeer,
 }
 
-/// How the names of ingests with bytes of neighbours begin.
+/// Prefix of the names of ingests with bytes of neighbours.
 pub(super) const PEER_REF: &str = "peer";
 
-/// A blob that is to be in the store.
+/// A blob to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Blob {
     pub(crate) kind: BlobKind,
@@ -83,13 +82,13 @@ impl Blob {
     }
 }
 
-/// Why a blob could not be written.
+/// Reason why a blob couldn't be written.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WriteError {
-    /// Somebody else writes to it.
+    /// Another writer has the lock.
     #[error("another pull is writing {0}")]
     Locked(String),
-    /// What was written has not the digest or the size of the blob.
+    /// The written bytes don't have the digest or the size of the blob.
     #[error("the bytes that arrived are not {digest}: {answer}")]
     Mismatch {
         /// The digest that they should have.
@@ -116,10 +115,10 @@ impl ContentWriter {
         Self { content: ContentClient::new(channel) }
     }
 
-    /// Opens a blob for writing. `None` if it is there: then the lease keeps it from now on.
+    /// Opens a blob for writing. `None` if the store has it: then the lease keeps it from now on.
     ///
-    /// containerd flushes its record of a blob, and not the directory that the blob's file was moved to. After a power cut
-    /// it may know of a blob whose file is lost, and fail each pull that needs it. Such a record is deleted here.
+    /// containerd flushes its record of a blob, but not the directory of the blob's file. After a power cut it may have
+    /// a record without a file, and fail each pull that needs the blob. Such a record is deleted here.
     pub(crate) async fn open(
         &self,
         blob: &Blob,
@@ -142,7 +141,7 @@ impl ContentWriter {
         self.open_unless_known(blob, lease).await
     }
 
-    /// Whether there is no file of a blob that the store has a record of.
+    /// Whether the store has a record of a blob without its file.
     async fn has_lost_file(&self, blob: &Blob) -> bool {
         let request = namespaced(ReadContentRequest { digest: blob.digest.clone(), offset: 0, size: 1 });
         let mut content = self.content.clone();
@@ -164,7 +163,7 @@ impl ContentWriter {
             expected: blob.digest.clone(),
             ..WriteContentRequest::default()
         };
-        // There is room for it: the channel is empty.
+        // There's room for it: the channel is empty.
         let _ = requests.try_send(stat);
         let queue = stream::poll_fn(move |context| queue.poll_recv(context));
         let request = leased(queue, lease);
@@ -190,8 +189,8 @@ impl ContentWriter {
         }
     }
 
-    /// Throws away what there is of a blob that nobody writes. Without this, a pull that resumes wrong bytes fails for
-    /// ever.
+    /// Discards the bytes of a blob that has no writer. Without this, a pull that resumes from wrong bytes would fail
+    /// each time.
     pub(crate) async fn abort(&self, blob: &Blob) -> Result<(), WriteError> {
         let request = namespaced(AbortRequest { r#ref: blob.ingest() });
         match timeout(ABORT_PATIENCE, self.content.clone().abort(request)).await {
@@ -203,7 +202,7 @@ impl ContentWriter {
     }
 }
 
-/// A part of a blob, which nobody else may write to until this is dropped.
+/// A partial blob, locked for other writers until this is dropped.
 #[derive(Debug)]
 pub(crate) struct PartialBlob {
     digest: String,
@@ -215,7 +214,7 @@ pub(crate) struct PartialBlob {
 }
 
 impl PartialBlob {
-    /// Number of bytes that are there, or on their way.
+    /// Number of bytes that are written or in transit.
     pub(crate) fn offset(&self) -> u64 {
         self.offset
     }
@@ -237,8 +236,8 @@ impl PartialBlob {
         Ok(())
     }
 
-    /// Makes the blob of what was written, if that has its digest and its size, with a label that tells where it is from,
-    /// and with those that say what it refers to.
+    /// Commits the blob if the written bytes have its digest and size, with a label for its source and with labels for
+    /// its references.
     pub(crate) async fn commit(mut self, source: &Source, labels: &Labels) -> Result<(), WriteError> {
         while self.unanswered > 0 {
             self.answer(WRITE_PATIENCE).await?;
@@ -256,7 +255,7 @@ impl PartialBlob {
             Err(error) => Err(error),
         };
         match committed {
-            // Somebody else was faster, with another ref.
+            // Another writer was faster, with another ref.
             Err(WriteError::Refused(status)) if status.code() == Code::AlreadyExists => Ok(()),
             committed => committed,
         }
@@ -268,7 +267,7 @@ impl PartialBlob {
                 self.unanswered += 1;
                 Ok(())
             }
-            // The call has ended: the last answer says why.
+            // The call has ended: the last answer has the reason.
             Ok(Err(_)) => loop {
                 self.answer(patience).await?;
             },
@@ -291,7 +290,7 @@ async fn next(answers: &mut Streaming<WriteContentResponse>) -> Result<WriteCont
 
 fn explain(status: Status, digest: &str) -> WriteError {
     let answer = status.message();
-    // A status that tonic made of a broken connection has the same code, and no such text.
+    // A broken connection has the same code, but tonic's text lacks this word.
     if status.code() == Code::Unavailable && answer.contains(" locked") {
         return WriteError::Locked(digest.to_owned());
     }

@@ -1,7 +1,7 @@
-//! Unpacking while the download goes on: each layer as soon as it and all layers below it are there.
+//! Unpacks during the download: each layer as soon as it and all layers below it have arrived.
 //!
-//! The runtime would unpack them all when it is asked for the image, after the last byte. On a box with a slow processor
-//! that takes as long as a part of the download, and meanwhile the link would be idle.
+//! The runtime would unpack all of them after the last byte. On a box with a slow processor that takes a good part of
+//! the time of the download, with an idle link.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
@@ -17,7 +17,7 @@ use super::unpacked::{Diff, diffs};
 use crate::images::containerd::Unpack;
 use crate::images::puller::cri::{is_connection_failure, to_pull_error};
 
-/// The digests of the blobs of an image that are in the content store.
+/// The digests of the blobs of an image that have arrived in the content store.
 pub(super) type Arrived = watch::Sender<HashSet<String>>;
 
 /// The digest of the layer that the runtime is unpacking for us.
@@ -34,8 +34,8 @@ impl Unpacking {
     }
 }
 
-/// Unpacks the layers of an image as they arrive, until the last one is unpacked or something is wrong: the runtime goes
-/// on from there, and what is wrong it says better. Returns the name of the snapshot of the whole image.
+/// Unpacks the layers of an image as they arrive, until the last one or until a failure. The runtime then continues,
+/// and reports the failure better. Returns the snapshot name of the whole image.
 ///
 /// # Errors
 /// The runtime ended. Left to it, such an image would make it end for ever: each attempt after that would find only that
@@ -94,7 +94,7 @@ async fn unpack(
     match fetcher.unpacker.unpack(unpack, lease, flush).await {
         // It stays the layer that was being unpacked when the runtime ended.
         Err(status) if is_connection_failure(&status) => return Err(status),
-        // Another process that has the same lease was faster, and has released it: ours went with it.
+        // Another process with the same lease was faster and has released it, which removed our snapshot.
         Err(status) if !is_unpacked().await => return Err(status),
         _ => {}
     }
@@ -103,6 +103,6 @@ async fn unpack(
 }
 
 async fn wait_for(arrived: &Arrived, blob: &Descriptor) {
-    // An error would mean that the sender is gone, which is borrowed here.
+    // This can't fail: the sender is borrowed here.
     let _ = arrived.subscribe().wait_for(|arrived| arrived.contains(&blob.digest)).await;
 }

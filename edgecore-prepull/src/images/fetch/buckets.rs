@@ -1,10 +1,10 @@
-//! The limits that hold for one pull: the node's, and its task's.
+//! The rate limits of one pull: the node's and its task's.
 
 use std::num::NonZeroU64;
 
 use crate::images::rate::Bucket;
 
-/// The buckets that each byte of a pull is taken from.
+/// The buckets that each byte of a pull must pass.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Buckets<'a> {
     pub(super) node: &'a Bucket,
@@ -13,7 +13,7 @@ pub(super) struct Buckets<'a> {
 }
 
 impl Buckets<'_> {
-    /// The lower of the limits that hold, if any does.
+    /// The lower of the two limits, if there is one.
     pub(super) fn limit(self) -> Option<NonZeroU64> {
         let rates = [self.node.rate(), self.own.and_then(Bucket::rate)];
         rates.into_iter().flatten().min()
@@ -24,7 +24,7 @@ impl Buckets<'_> {
         self.own.is_some_and(|bucket| bucket.rate().is_some())
     }
 
-    /// Takes bytes that have arrived. The task's own limit does not hold while a pull without one waits for them.
+    /// Takes bytes that have arrived. The task's own limit is suspended while a pull without one waits for them.
     pub(super) async fn take(self, bytes: usize, hurried: bool) {
         self.node.take(bytes).await;
         if let Some(own) = self.own.filter(|_| !hurried) {

@@ -1,4 +1,4 @@
-//! What the node downloads at the moment, layer by layer, for whoever wants to watch.
+//! The downloads of the node at the moment, layer by layer, for display.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -6,7 +6,7 @@ use prepull_registry::Repository;
 
 use super::fetcher::Layer;
 
-/// An image whose layers are being downloaded.
+/// An image with layers that are being downloaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageDownload {
     /// The normalised reference of the image.
@@ -20,7 +20,7 @@ pub struct ImageDownload {
 pub struct LayerDownload {
     /// `sha256:…`
     pub digest: String,
-    /// Bytes that are there.
+    /// Bytes that have arrived.
     pub done: u64,
     /// Bytes of the whole layer, compressed.
     pub total: u64,
@@ -30,15 +30,15 @@ pub struct LayerDownload {
 #[derive(Default)]
 pub(super) struct Downloads(Mutex<Vec<Arc<Running>>>);
 
-/// One of them.
+/// One download.
 pub(super) struct Running {
     reference: String,
     pub(super) layers: Arc<[Layer]>,
-    /// Where its layers are from, as soon as that is known.
+    /// The repository of its layers, once it's known.
     pub(super) repository: OnceLock<Repository>,
 }
 
-/// A download that is under way, until it is dropped.
+/// A download in progress. Dropping it ends it.
 pub(super) struct Watched<'a> {
     all: &'a Downloads,
     this: Arc<Running>,
@@ -52,7 +52,7 @@ impl Downloads {
         Watched { all: self, this }
     }
 
-    /// Notes where the layers of a download are from, and lists the downloads that began before it.
+    /// Sets the repository of a download, and lists the downloads that began before it.
     pub(super) fn before(&self, layers: &Arc<[Layer]>, repository: &Repository) -> Vec<Arc<Running>> {
         let all = self.lock();
         let this = all.iter().position(|running| Arc::ptr_eq(&running.layers, layers));
@@ -63,7 +63,7 @@ impl Downloads {
         before.to_vec()
     }
 
-    /// All of them as they are now, in the order in which they have begun.
+    /// The current state of all downloads, oldest first.
     pub(super) fn now(&self) -> Vec<ImageDownload> {
         let layer = |layer: &Layer| {
             let (digest, total) = (layer.descriptor.digest.clone(), layer.descriptor.size);

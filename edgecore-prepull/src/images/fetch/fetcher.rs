@@ -1,4 +1,4 @@
-//! What a fetch consists of: how much is there, and the download.
+//! The parts of a fetch: finding out which layers are there, and the download.
 
 use std::convert::Infallible;
 use std::num::NonZeroU64;
@@ -41,17 +41,17 @@ use crate::metrics::Metrics;
 
 /// Blobs of an image that arrive at the same time, as many as containerd fetches by default.
 const STREAMS_OF_IMAGE: usize = 3;
-/// The same under a cap: another connection would bring nothing but what waits in its buffers, which has crossed the link
-/// before the cap has let it.
+/// The same under a cap. A further connection would only bring the bytes in its buffers, which cross the link before
+/// the cap allows them.
 const STREAMS_UNDER_CAP: usize = 1;
 /// Blobs that arrive at the same time over all images of the node. Each takes some hundred KiB of memory.
 const STREAMS_OF_NODE: usize = 9;
-/// Blobs of an image that are looked at ahead: those that another pull fetches wait without a stream.
+/// Blobs of an image that we look at ahead. Those that another pull fetches wait without a stream.
 const AHEAD: usize = 32;
-/// Interval of progress, which goes to the cloud once a second at most.
+/// Interval of progress, which goes to the cloud at most once a second.
 const PROGRESS: Duration = Duration::from_secs(1);
 
-/// Everything of a fetch but the puller that unpacks.
+/// The state of all fetches, except the puller that unpacks.
 pub(super) struct Fetcher {
     pub(super) settings: FetchSettings,
     pub(super) endpoint: RuntimeEndpoint,
@@ -68,13 +68,13 @@ pub(super) struct Fetcher {
     pub(super) removing: AsyncMutex<()>,
     pub(super) bucket: Bucket,
     pub(super) flights: Flights,
-    /// What is being unpacked, by the name of its snapshot.
+    /// Snapshots that are being unpacked, by name.
     pub(super) chains: ByKey<AsyncMutex<()>>,
     flushes: Arc<Flushes>,
     pub(super) unreachable: Unreachable,
     pub(super) downloads: Downloads,
     pub(super) streams: Semaphore,
-    /// The client that was needed last, and the files of registry hosts that it's for.
+    /// The last client that was needed, and the registry host files that it was built from.
     client: Mutex<Option<(HostsFiles, RegistryClient)>>,
     pub(super) clock: Arc<CloudClock>,
     pub(super) metrics: Option<Arc<Metrics>>,
@@ -117,7 +117,7 @@ impl Fetcher {
         }
     }
 
-    /// The client of registries for what the runtime is set up with now.
+    /// The registry client for the runtime's current configuration.
     pub(super) fn client(&self, facts: &Facts) -> RegistryClient {
         let mut client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((of, client)) = &*client
@@ -135,7 +135,7 @@ impl Fetcher {
         new
     }
 
-    /// The layers of an image, with how much is there of each.
+    /// The layers of an image, with the bytes that we have of each.
     pub(super) async fn layers(
         &self,
         repository: &Repository,
@@ -149,7 +149,7 @@ impl Fetcher {
             let descriptor = image.layers[index].clone();
             let flight = self.flights.of(&descriptor.digest);
             let ingest = ingests.get(&descriptor.digest).map_or(0, |ingest| ingest.offset);
-            // Where layers are discarded, the runtime asks for none that is unpacked.
+            // If layers are discarded, the runtime requests none that is unpacked.
             let is_needless = !needed.contains(descriptor.digest.as_str());
             async move {
                 let whole = is_needless || self.store.has_blob(&descriptor.digest).await;
@@ -161,7 +161,7 @@ impl Fetcher {
         stream::iter((0..image.layers.len()).map(layer)).buffered(AHEAD).collect().await
     }
 
-    /// Number of layers, from the lowest one on, that the snapshotter has unpacked.
+    /// Number of layers, counted from the lowest one, that the snapshotter has unpacked.
     async fn unpacked(&self, repository: &Repository, image: &ImageParts, facts: &Facts) -> usize {
         let config = self.config(repository, image).await.unwrap_or_default();
         let mut unpacked = 0;
@@ -174,7 +174,7 @@ impl Fetcher {
         unpacked
     }
 
-    /// Brings an image into the content store, and unpacks what of it is there meanwhile. Returns the name of its snapshot
+    /// Downloads an image into the content store, and unpacks it as the layers arrive. Returns the name of its snapshot
     /// if all of it is unpacked.
     pub(super) async fn download(
         &self,
@@ -191,7 +191,7 @@ impl Fetcher {
         let mut blobs: Vec<_> = wanted
             .map(|layer| (blob(BlobKind::Layer, &layer.descriptor), &layer.descriptor, layer.flight.clone()))
             .collect();
-        // The largest first: what is left at the end is small, so that all streams end at about the same time.
+        // The largest first: then the last ones are small, and all streams end at about the same time.
         blobs.sort_by_key(|(layer, ..)| std::cmp::Reverse(layer.size));
         let config = &image.config;
         blobs.insert(0, (blob(BlobKind::Config, config), config, self.flights.of(&config.digest)));
@@ -201,7 +201,7 @@ impl Fetcher {
             async move {
                 download.blob(blob, descriptor, flight).await?;
                 arrived.send_if_modified(|arrived| arrived.insert(blob.digest.clone()));
-                // At once, and not with the next interval: after the last one, a window that closes stops nothing.
+                // Immediately, and not with the next interval: after the last byte, a closing window stops nothing.
                 report();
                 Ok(())
             }
@@ -221,7 +221,7 @@ impl Fetcher {
         let manifest = image.documents.last().map_or(&image.target.digest, |document| &document.blob.digest);
         let others = async {
             match download.buckets.limit() {
-                // Whoever waits for us waits no longer than if it downloaded by itself.
+                // The pulls that wait for us wait no longer than if they downloaded by themselves.
                 None => std::future::pending().await,
                 Some(_) => yield_to_others(self, manifest, &blobs, &download.letting_go).await,
             }
@@ -235,7 +235,7 @@ impl Fetcher {
         ended.map(|((), _, unpacked)| unpacked)
     }
 
-    /// Brings all that was unpacked before this call to the disk.
+    /// Brings to disk all that was unpacked before this call.
     pub(super) async fn flush(&self, facts: &Facts) -> Result<(), FlushError> {
         let flushed = self.flushes.flush(facts.image_root.clone()).await;
         flushed.inspect_err(|error| {
@@ -256,9 +256,9 @@ pub(super) fn streams_of_image(limit: Option<NonZeroU64>) -> usize {
     if limit.is_some() { STREAMS_UNDER_CAP } else { STREAMS_OF_IMAGE }
 }
 
-/// Bytes that each connection may receive ahead of a limit. They cross the link before the limit has let them, once for
-/// each connection: at any rate and with three connections, three percent of ten seconds. With less, a single connection
-/// over a link with a long round trip would stay below the limit: this much takes a round trip of 60 ms.
+/// Bytes that each connection may receive ahead of a limit. They cross the link before the limit allows them, once for
+/// each connection: with three connections, that's three percent of ten seconds at any rate. With fewer bytes, a single
+/// connection over a link with a long round trip would stay below the limit: this many cover a round trip of 60 ms.
 ///
 /// It's a power of two, so that tasks with different limits can share connections.
 pub(super) fn received_ahead(limit: NonZeroU64) -> usize {
@@ -268,14 +268,14 @@ pub(super) fn received_ahead(limit: NonZeroU64) -> usize {
     usize::try_from(1_u64 << ahead.ilog2()).unwrap_or(1 << 20)
 }
 
-/// A layer, and what there is of it.
+/// A layer, and the bytes that we have of it.
 #[derive(Debug)]
 pub(super) struct Layer {
     pub(super) descriptor: Descriptor,
     pub(super) flight: Arc<Flight>,
-    /// Bytes that were in the store when the pull began.
+    /// Bytes in the store at the start of the pull.
     pub(super) there: u64,
-    /// Whether the runtime does not need it, because it has unpacked it before.
+    /// Whether the runtime doesn't need it, because it has unpacked it before.
     is_needless: bool,
 }
 

@@ -1,7 +1,7 @@
-//! The end of a fetch: what is in the content store becomes an image.
+//! The end of a fetch, which turns the blobs in the content store into an image.
 //!
-//! What is unpacked as a whole needs nobody any more: labels and records are written as the runtime's own pull writes them,
-//! and a registry that is gone by now does no harm. Everything else is left to the runtime, which finds the blobs there.
+//! If everything is unpacked, we write labels and records as the runtime's own pull does, and don't need the registry
+//! any more. Otherwise the runtime continues, and finds the blobs in the store.
 
 use std::io;
 use std::path::Path;
@@ -23,15 +23,15 @@ use crate::images::filesystem::FlushError;
 use crate::images::puller::cri::{is_connection_failure, to_pull_error};
 use crate::images::puller::{ErrorClass, PullError, PullRequest, PullTerms, Pulled, Puller};
 
-/// Longest wait for the CRI to learn of a record that was written. It takes milliseconds.
+/// Longest wait for the CRI to notice a new record. It takes milliseconds.
 const SEEN: Duration = Duration::from_secs(5);
-/// Interval of asking whether it has.
+/// Interval of checking whether it has.
 const LOOK: Duration = Duration::from_millis(5);
-/// Labels of so many blobs are written at the same time.
+/// Number of blobs that get their labels at the same time.
 const AT_ONCE: usize = 4;
 
 impl<P: Puller> Fetching<P> {
-    /// Makes an image of what is there. `snapshot` is its name where all of it is unpacked.
+    /// Creates the image. `snapshot` is its name if all of it is unpacked.
     pub(super) async fn finish(
         &self,
         request: PullRequest<'_>,
@@ -40,11 +40,11 @@ impl<P: Puller> Fetching<P> {
         download: &Download<'_>,
         snapshot: Option<String>,
     ) -> Result<Pulled, Stop> {
-        // What has a record counts as present, and a power cut may follow at once. Layers that we have unpacked are on the
-        // disk. Blobs, and layers of another's pull, may not be.
+        // An image with a record counts as present, and a power cut may follow immediately. Layers that we have
+        // unpacked are on disk; blobs, and layers of another pull, may not be.
         let is_flushed = match self.fetcher.flush(download.facts).await {
             Ok(()) => true,
-            // The runtime goes on then, as it would without the agent.
+            // Then the runtime continues, as it would without the agent.
             Err(FlushError::NotSeen { .. }) => false,
             Err(FlushError::Refused { path, source }) => return Err(unflushed(&path, &source).into()),
         };
@@ -72,7 +72,7 @@ impl<P: Puller> Fetching<P> {
         self.finish_by_runtime(request, reference, image).await
     }
 
-    /// Records an image that is unpacked and on the disk. `false` if the runtime does not know it then.
+    /// Records an image that is unpacked and on disk. `false` if the runtime doesn't know it afterwards.
     async fn record(
         &self,
         request: PullRequest<'_>,
@@ -84,8 +84,8 @@ impl<P: Puller> Fetching<P> {
         let fetcher = &self.fetcher;
         let of_config = of_unpacked(&facts.snapshotter, snapshot);
         let documents = image.documents.iter().map(|document| (&document.blob.digest, &document.labels));
-        // A document that was there before lacks this repository among the places that it is from. Layers have all that
-        // the runtime gives them.
+        // A document that was already there lacks this repository among its sources. Layers already have all the labels
+        // that the runtime would set.
         let content: Vec<(&String, &Labels)> =
             documents.chain([(&image.config.digest, &of_config)]).collect();
         let add = |index: usize| {
@@ -96,21 +96,21 @@ impl<P: Puller> Fetching<P> {
             .buffer_unordered(AT_ONCE)
             .try_for_each(|()| std::future::ready(Ok(())))
             .await?;
-        // The id first, as the runtime does it: whoever knows a name finds the image.
+        // The id first, like the runtime: a name must always lead to the image.
         let by_digest = format!("{}@{}", reference.name(), image.target.digest);
         let tag = reference.digest().is_none().then(|| reference.to_string());
         for name in [Some(&image.config.digest), tag.as_ref(), Some(&by_digest)].into_iter().flatten() {
             fetcher.records.point(name, &image.target).await?;
         }
-        // What another image had unpacked may have gone with it meanwhile. From now on nobody removes it.
+        // Snapshots that came from another image may have been removed with it. From now on they stay.
         let is_whole = fetcher.store.is_unpacked(&facts.snapshotter, snapshot).await;
         Ok(is_whole && self.is_known(request.reference, &image.config.digest).await.unwrap_or(false))
     }
 
-    /// Has the runtime unpack what is there. It asks the registry once more what the reference points to: a tag may have
-    /// moved, and the runtime would then download the other image by itself. So it is asked for the digest, and the tag's
-    /// record is written here. It asks for a digest as well, so that a registry that is gone by now fails the attempt; the
-    /// lease keeps all for the next one.
+    /// Has the runtime unpack the content. With a tag, the runtime would resolve the reference again, and download
+    /// another image by itself if the tag has moved. So we pull by digest, and write the record of the tag here. The
+    /// runtime resolves a digest as well, so an unreachable registry fails the attempt; the lease keeps everything for
+    /// the next one.
     async fn finish_by_runtime(
         &self,
         request: PullRequest<'_>,
@@ -121,7 +121,7 @@ impl<P: Puller> Fetching<P> {
         let has_digest = reference.digest().is_some();
         let reference = if has_digest { request.reference } else { &by_digest };
         let fetched_for = Some(request.reference);
-        // Nothing is downloaded any more, so that no terms apply.
+        // Nothing is downloaded any more, so no terms apply.
         let unpack = PullRequest { reference, fetched_for, terms: PullTerms::default(), ..request };
         let mut pulled = self.inner.pull(unpack, &|_| {}).await?;
         let size = image.size();
@@ -144,7 +144,7 @@ impl<P: Puller> Fetching<P> {
         Ok(pulled)
     }
 
-    /// Whether the runtime knows an image by a name, which it does soon after its record was written.
+    /// Whether the runtime knows an image by a name. It does so shortly after the record is written.
     async fn is_known(&self, reference: &str, id: &str) -> Result<bool, PullError> {
         let begun = Instant::now();
         while begun.elapsed() < SEEN {
@@ -158,7 +158,7 @@ impl<P: Puller> Fetching<P> {
     }
 }
 
-/// Another attempt may find that the disk takes it: it has written off what it could not write, and that is fetched again.
+/// The next attempt may succeed: the kernel has given up on the pages that it couldn't write, and we fetch them again.
 fn unflushed(path: &Path, error: &io::Error) -> PullError {
     let class = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorClass::NoSpace,
@@ -171,8 +171,8 @@ fn unflushed(path: &Path, error: &io::Error) -> PullError {
     PullError::new(class, message)
 }
 
-/// Whether the runtime has to be asked for the image in any case: it removes the layers that it is told to discard, and
-/// labels what is left accordingly; and what a task says of the pod is meant for the runtime and its plugins.
+/// Whether the runtime must pull the image in any case. It removes layers that it's configured to discard, and labels
+/// the rest accordingly. And a task's sandbox metadata is meant for the runtime and its plugins.
 pub(super) fn needs_runtime(request: &PullRequest<'_>, facts: &Facts) -> bool {
     facts.discards_layers || request.sandbox.is_some()
 }

@@ -1,4 +1,4 @@
-//! Blobs that are being fetched, by digest: one fetch of each at a time over all pulls of the node.
+//! Blobs that are being fetched, by digest. Only one pull of the node fetches a blob at a time.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -9,19 +9,20 @@ use crate::by_key::ByKey;
 /// The blobs that pulls of the node want now, by digest.
 pub(super) type Flights = ByKey<Flight>;
 
-/// One blob that somebody wants.
+/// One wanted blob.
 #[derive(Debug, Default)]
 pub(super) struct Flight {
     turn: Mutex<()>,
     written: AtomicU64,
-    /// Bytes that the blob, a layer, unpacks to, once somebody has had to know.
+    /// Uncompressed size of the layer, once a pull has asked for it.
     unpacked: OnceCell<u64>,
-    /// Number of pulls that wait for it and whose task has no cap.
+    /// Number of waiting pulls that have no cap of their own.
     hurried: AtomicUsize,
 }
 
 impl Flight {
-    /// Waits until nobody else fetches the blob. A pull without a cap of its own lifts that of the pull it waits for.
+    /// Waits for the turn to fetch the blob. A pull without a cap of its own lifts the cap of the pull that it waits
+    /// for.
     pub(super) async fn take_turn(&self, hurried: bool) -> MutexGuard<'_, ()> {
         let _hurry = hurried.then(|| Hurry::new(&self.hurried));
         self.turn.lock().await
@@ -41,18 +42,18 @@ impl Flight {
         self.written.store(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes that the layer unpacks to. `None` if nobody has asked so far.
+    /// Uncompressed size of the layer. `None` if no pull has asked so far.
     pub(super) fn unpacked(&self) -> Option<u64> {
         self.unpacked.get().copied()
     }
 
-    /// Bytes that the layer unpacks to, by this answer if nobody has asked before.
+    /// Uncompressed size of the layer. Uses `answer` if no pull has asked before.
     pub(super) async fn ask_unpacked(&self, answer: impl Future<Output = u64>) -> u64 {
         *self.unpacked.get_or_init(|| answer).await
     }
 }
 
-/// Counts one who waits, until it is dropped.
+/// Counts one waiting pull until it's dropped.
 struct Hurry<'a>(&'a AtomicUsize);
 
 impl<'a> Hurry<'a> {
@@ -77,7 +78,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn one_at_a_time_fetches_a_digest_and_whoever_is_uncapped_lifts_the_cap_while_it_waits() {
+    async fn an_uncapped_waiter_lifts_the_cap() {
         let flights = Flights::default();
         let [first, second, other] = ["sha256:a", "sha256:a", "sha256:b"].map(|digest| flights.of(digest));
         assert!(Arc::ptr_eq(&first, &second) && !Arc::ptr_eq(&first, &other));

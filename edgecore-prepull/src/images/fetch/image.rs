@@ -1,4 +1,4 @@
-//! What an image consists of: the indexes and the manifest that lead to its layers.
+//! The parts of an image: the indexes and the manifest that lead to its layers.
 
 use std::collections::HashSet;
 
@@ -13,26 +13,26 @@ use crate::images::containerd::{Blob, BlobKind, ContentStore, Labels, of_index, 
 pub(super) struct Document {
     pub(super) blob: Blob,
     pub(super) content: Vec<u8>,
-    /// What it refers to.
+    /// The labels for its references.
     pub(super) labels: Labels,
 }
 
 /// An image for the platform of this machine.
 #[derive(Debug)]
 pub(super) struct ImageParts {
-    /// What the reference points to.
+    /// The descriptor that the reference resolves to.
     pub(super) target: Descriptor,
     /// The indexes and the manifest, which is the last one.
     pub(super) documents: Vec<Document>,
     pub(super) config: Descriptor,
     /// The layers, each once.
     pub(super) layers: Vec<Descriptor>,
-    /// The digests of all layers from the lowest one on; the same one may be there several times.
+    /// The digests of all layers from the lowest one on, possibly with duplicates.
     order: Vec<String>,
 }
 
 impl ImageParts {
-    /// Reads what leads to the layers: from the content store what is there, from the registry the rest.
+    /// Reads the documents that lead to the layers, from the content store if possible and else from the registry.
     pub(super) async fn read(
         store: &ContentStore,
         repository: &Repository,
@@ -64,12 +64,12 @@ impl ImageParts {
         }
     }
 
-    /// The layers from the lowest one on; the same one may be there several times.
+    /// The layers from the lowest one on, possibly with duplicates.
     pub(super) fn stacked(&self) -> impl Iterator<Item = &Descriptor> {
         self.order.iter().filter_map(|digest| self.layers.iter().find(|layer| layer.digest == *digest))
     }
 
-    /// The digests of the layers above so many of the lowest ones.
+    /// The digests of the layers above the `lowest` ones.
     pub(super) fn above(&self, lowest: usize) -> HashSet<&str> {
         self.order.iter().skip(lowest).map(String::as_str).collect()
     }

@@ -1,4 +1,4 @@
-//! Room for an image on a disk that is full of images that nothing needs.
+//! Makes room for an image by removing images that nothing needs.
 //!
 //! ```text
 //!  fits ─▶ pulled
@@ -31,10 +31,10 @@ use crate::images::containerd::{BlobKind, of_blob, of_snapshot};
 use crate::images::puller::cri::to_pull_error;
 use crate::images::puller::{ErrorClass, PullError};
 
-/// How often what may be removed is looked for again: what was freed may turn out less than expected, since unfinished
-/// pulls of others may hold layers too.
+/// Number of rounds of removing. Removals may free less than expected, since unfinished pulls of others may hold layers
+/// too.
 const ROUNDS: u32 = 3;
-/// Interval of looking which images are in use, as the kubelet's.
+/// Interval of recording which images are in use, the same as the kubelet's.
 const LOOK: Duration = Duration::from_secs(300);
 
 /// An image that needs room.
@@ -50,14 +50,14 @@ pub(super) struct Applicant<'a> {
 }
 
 impl Fetcher {
-    /// Refuses an image that doesn't fit, before a byte of it is fetched. Removes images that nothing needs if it may.
+    /// Refuses an image that doesn't fit, before its first byte is fetched. Removes unneeded images if it's allowed to.
     pub(super) async fn check_room(&self, applicant: &Applicant<'_>) -> Result<(), PullError> {
         let Applicant { repository, layers, facts, .. } = *applicant;
         let makes_room = self.settings.room.make_room;
         if makes_room {
             self.hold(applicant).await;
         }
-        // Those that begin later count this one.
+        // Later pulls count this one.
         let before = self.downloads.before(layers, repository);
         let Some(room) = self.read_room(facts).await else {
             tracing::warn!(root = %facts.root.display(), "the runtime's disk cannot be read, so we can't tell whether the image fits (if the agent runs in a container, mount it there at the same path)");
@@ -71,8 +71,8 @@ impl Fetcher {
         self.make_room(applicant, &todo, refusal).await
     }
 
-    /// Decides about an image that doesn't fit. One pull at a time does this, so that no two remove images for the same
-    /// room.
+    /// Decides about an image that doesn't fit. Only one pull at a time does this, so that no two remove images for the
+    /// same room.
     async fn make_room(
         &self,
         applicant: &Applicant<'_>,
@@ -90,7 +90,7 @@ impl Fetcher {
             }
             let mut found = self.removables(facts, wanted, &pieces).await;
             if !has_chains && found.as_ref().is_ok_and(|found| found.count() > 0) {
-                // Only now: for an image that is refused anyway, nothing is asked of the registry.
+                // Only now: for an image that's refused anyway, we ask the registry nothing.
                 pieces.extend(self.chains_of(applicant).await);
                 has_chains = true;
                 found = self.removables(facts, wanted, &pieces).await;
@@ -103,7 +103,7 @@ impl Fetcher {
                 }
             };
             if removables.count() > 0 {
-                // A guess would remove more than it takes.
+                // A guess would remove too many images.
                 todo.ask_sizes().await;
             }
             let chosen = match todo.decide(&refusal, &room, &removables) {
@@ -130,7 +130,7 @@ impl Fetcher {
         Err(PullError::new(ErrorClass::NoRoom, refusal))
     }
 
-    /// Removes an image, unless a container has it by now.
+    /// Removes an image, unless a container uses it now.
     async fn remove(&self, image: &Removable, freed: Freed, room_for: &str) {
         let Removable { id, name, last_needed, pieces: _ } = image;
         let is_used = async {
@@ -165,7 +165,7 @@ impl Fetcher {
         }
     }
 
-    /// What may be removed now. `pieces` are those of the image that needs the room.
+    /// The images that may be removed now. `pieces` are those of the image that needs the room.
     async fn removables(
         &self,
         facts: &Facts,
@@ -183,7 +183,7 @@ impl Fetcher {
         let unused = find_unused(&listing, &holdings, Needed { names: &names, pieces }, &self.uses, now);
         let mut sizes = unused.blobs;
         for name in unused.snapshots {
-            // One that is gone by now frees nothing.
+            // A missing snapshot frees nothing.
             let usage = self.holdings.usage(&facts.snapshotter, &name).await.unwrap_or_default();
             let (unpacked, inodes) = usage;
             sizes.insert(name, Freed { content: 0, unpacked, inodes });
@@ -200,7 +200,7 @@ impl Fetcher {
         Ok(if is_one { all.bytes() } else { all.unpacked })
     }
 
-    /// Keeps what is there of the image, so that it doesn't go with an older version that is removed.
+    /// Protects the existing parts of the image, so that they don't go with an older version that's removed.
     async fn hold(&self, applicant: &Applicant<'_>) {
         let Applicant { layers, facts, lease, .. } = *applicant;
         let there: Vec<_> = layers.iter().filter(|layer| layer.written() == layer.descriptor.size).collect();
@@ -235,7 +235,7 @@ impl Fetcher {
         Some(Room { content, images, rules: self.settings.room })
     }
 
-    /// Notes which images are in use, for ever: what was used last goes last.
+    /// Records which images are in use, in an endless loop. The most recently used go last.
     pub(super) async fn watch_uses(&self) -> Infallible {
         loop {
             match self.runtime.list().await {
@@ -248,7 +248,7 @@ impl Fetcher {
 }
 
 impl Listing {
-    /// Whether a container has the image with this id.
+    /// Whether a container uses the image with this id.
     fn uses(&self, id: &str) -> bool {
         let image = self.images.iter().find(|image| image.id == id);
         image.is_some_and(|image| image.is_any_of(&self.used))
@@ -262,7 +262,7 @@ fn blobs_of(image: &ImageParts) -> BTreeSet<String> {
     documents.chain(layers).chain([image.config.digest.clone()]).collect()
 }
 
-/// The layers of an image that were not there when its pull began.
+/// The layers of an image that were missing when its pull began.
 fn awaited<'a>(layers: &'a [Layer], repository: Option<&'a Repository>) -> impl Iterator<Item = Awaited<'a>> {
     let missing = layers.iter().filter(|layer| layer.there < layer.descriptor.size);
     missing.map(move |layer| Awaited { layer: &layer.descriptor, flight: &layer.flight, repository })

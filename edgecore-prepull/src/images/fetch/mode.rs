@@ -1,11 +1,11 @@
-//! Who downloads: the agent, or the container runtime.
+//! The choice between downloads by the agent and by the container runtime.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Who downloads images.
+/// The program that downloads images.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum FetchMode {
@@ -20,7 +20,7 @@ pub enum FetchMode {
 
 /// A text that is no [`FetchMode`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is none of agent, runtime and auto")]
+#[error("{0:?} is not one of agent, runtime and auto")]
 pub struct BadFetchMode(String);
 
 impl FetchMode {

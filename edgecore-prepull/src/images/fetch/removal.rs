@@ -1,19 +1,19 @@
-//! Which images make room: those that nothing has needed for the longest time, and no more of them than it takes.
+//! Chooses images to remove: the longest unneeded first, and no more than necessary.
 //!
-//! Images share layers. What several hold is free once the last of them is gone, so the choice is made by pieces, which are
-//! blobs and unpacked layers, and not by the sizes of images.
+//! Images share layers. A shared layer is freed only with its last image, so the choice counts pieces (blobs and
+//! unpacked layers) and not the sizes of images.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::SystemTime;
 
-/// What a removal gives back.
+/// The space that a removal frees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Freed {
-    /// Bytes where compressed layers are.
+    /// Bytes on the file system of compressed layers.
     pub(super) content: u64,
-    /// Bytes where layers are unpacked.
+    /// Bytes on the file system of unpacked layers.
     pub(super) unpacked: u64,
-    /// Inodes there.
+    /// Inodes on the file system of unpacked layers.
     pub(super) inodes: u64,
 }
 
@@ -22,9 +22,9 @@ pub(super) struct Freed {
 pub(super) struct Removable {
     /// Its id in the runtime.
     pub(super) id: String,
-    /// A name that a person knows it by.
+    /// A name for people.
     pub(super) name: String,
-    /// When it was pulled, or last seen in use.
+    /// Time of the pull, or of the last use that we saw.
     pub(super) last_needed: SystemTime,
     /// Its blobs and unpacked layers.
     pub(super) pieces: BTreeSet<String>,
@@ -33,9 +33,9 @@ pub(super) struct Removable {
 /// All images that may be removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Removables {
-    /// The one that wasn't needed for the longest time first.
+    /// Sorted by `last_needed`, oldest first.
     images: Vec<Removable>,
-    /// What each piece takes. Those that something else holds as well are left out.
+    /// The size of each piece, except for pieces that something else holds as well.
     pieces: BTreeMap<String, Freed>,
 }
 
@@ -65,20 +65,20 @@ impl Removables {
         self.images.len()
     }
 
-    /// What is free when all of them are gone.
+    /// The space that removing all of them frees.
     pub(super) fn all(&self) -> Freed {
         self.freed_by(&(0..self.images.len()).collect())
     }
 
-    /// The images to remove so that it's enough, in this order, each with what its removal adds. `None` if it isn't enough
-    /// even without all of them.
+    /// The images to remove until `is_enough`, in this order, each with the space that its removal adds. `None` if
+    /// removing all of them isn't enough.
     pub(super) fn choose(&self, is_enough: impl Fn(Freed) -> bool) -> Option<Vec<(&Removable, Freed)>> {
         let mut chosen = BTreeSet::new();
         let mut next = 0..self.images.len();
         while !is_enough(self.freed_by(&chosen)) {
             chosen.insert(next.next()?);
         }
-        // Spare what turned out to add nothing, the image that was needed last first.
+        // Spare images that turned out to add nothing, the most recently needed first.
         for spared in (0..self.images.len()).rev() {
             if chosen.remove(&spared) && !is_enough(self.freed_by(&chosen)) {
                 chosen.insert(spared);
@@ -100,7 +100,7 @@ impl Removables {
         Some(each.collect())
     }
 
-    /// What is free when these are gone.
+    /// The space that removing these frees.
     fn freed_by(&self, gone: &BTreeSet<usize>) -> Freed {
         let stays = |index: &usize| !gone.contains(index);
         let held: BTreeSet<&String> =
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_unneeded_images_go_first() {
+    fn the_longest_unneeded_go_first() {
         let removables = Removables::new(
             vec![image("new", 30, &["n"]), image("old", 10, &["o"]), image("middle", 20, &["m"])],
             BTreeMap::from([piece("n", 100), piece("o", 10), piece("m", 20)]),
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_layer_is_freed_with_its_last_image() {
+    fn the_last_image_frees_a_shared_layer() {
         let removables = Removables::new(
             vec![image("a", 1, &["base", "a"]), image("b", 2, &["base", "b"]), image("c", 3, &["used", "c"])],
             BTreeMap::from([piece("base", 50), piece("a", 1), piece("b", 2), piece("c", 3)]),
@@ -195,7 +195,7 @@ mod tests {
                         let others = gone.iter().copied().filter(|other| other != spared).collect();
                         prop_assert!(removables.freed_by(&others).bytes() < bytes, "{spared} was needless");
                     }
-                    // Nothing that was needed later goes as long as those before it would do.
+                    // The most recently needed image goes only if the others aren't enough.
                     if let Some(last) = gone.last() {
                         prop_assert!(removables.freed_by(&(0..*last).collect()).bytes() < bytes);
                     }

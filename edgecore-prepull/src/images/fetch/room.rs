@@ -1,10 +1,10 @@
-//! Whether an image fits: decided before the first byte of it is fetched.
+//! Decides whether an image fits, before its first byte is fetched.
 //!
-//! What is missing arrives compressed in the content store and is unpacked beside it. Both must leave so much free that
-//! the kubelet neither removes images nor evicts pods, which it does from its thresholds on. What the pulls that began
-//! earlier will still write is not free either, although it is not written yet.
+//! The missing blobs arrive compressed in the content store and are unpacked beside it. Both must leave so much free
+//! space that the kubelet neither removes images nor evicts pods. Bytes that earlier pulls have yet to write don't
+//! count as free.
 //!
-//! A disk that is full of images that nothing needs is another matter: [`Room::decide`].
+//! If unneeded images fill the disk, [`Room::decide`] takes them into account.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
@@ -18,17 +18,17 @@ use super::removal::{Freed, Removable, Removables};
 use crate::config::{Amount, Percent};
 use crate::images::containerd::ContentStore;
 
-/// Bytes of unpacked content for each file: most images have larger files.
+/// Unpacked bytes per file: most images have larger files.
 const BYTES_PER_FILE: u64 = 32 * 1024;
-/// Layers whose size the registries are asked for at the same time.
+/// Concurrent requests for layer sizes.
 const QUESTIONS: usize = 3;
-/// Part of all inodes that stays free: below it, the kubelet evicts pods (nodefs.inodesFree).
+/// Share of all inodes that stays free: below it, the kubelet evicts pods (nodefs.inodesFree).
 const INODES_LEFT: Amount = Amount::Percent(5);
 
-/// Most images that a reason names.
+/// Most images named in a reason.
 const NAMED: usize = 3;
 
-/// What must stay free.
+/// Limits for the free space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoomRules {
     /// Disk usage above which the kubelet removes images, its `--image-gc-high-threshold`.
@@ -39,38 +39,38 @@ pub struct RoomRules {
     pub make_room: bool,
 }
 
-/// A layer that was not there when a pull began.
+/// A layer that was missing when a pull began.
 #[derive(Clone, Copy)]
 pub(super) struct Awaited<'a> {
     pub(super) layer: &'a Descriptor,
     pub(super) flight: &'a Flight,
-    /// Where it is from, if that is known.
+    /// Its repository, if it's known.
     pub(super) repository: Option<&'a Repository>,
 }
 
-/// What is still to be written, each layer once.
+/// Layers still to be written, each once.
 #[derive(Default)]
 pub(super) struct Todo<'a> {
-    /// Of the image that is to be judged, with the compressed bytes that are missing.
+    /// Layers of the image in question, with their missing compressed bytes.
     own: Vec<(Awaited<'a>, u64)>,
-    /// Of the images whose pulls began earlier.
+    /// Layers of earlier pulls.
     others: Vec<(Awaited<'a>, u64)>,
 }
 
-/// The file systems that an image is written to, and what must stay free there.
+/// The file systems that an image is written to, and their limits.
 pub(super) struct Room {
-    /// Where compressed layers are.
+    /// File system of compressed layers.
     pub(super) content: Disk,
-    /// Where they are unpacked; may be the same file system.
+    /// File system of unpacked layers, possibly the same.
     pub(super) images: Disk,
     pub(super) rules: RoomRules,
 }
 
-/// What becomes of an image that doesn't fit.
+/// The decision about an image that doesn't fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict<'a> {
-    /// It may be pulled: the kubelet will remove images, since it will find the disk above its threshold, and there are
-    /// enough of them.
+    /// It may be pulled: it takes the disk above the kubelet's threshold, and the kubelet then finds enough images to
+    /// remove.
     LeftToKubelet,
     /// It fits once the agent has removed these images, in this order.
     Remove(Vec<(&'a Removable, Freed)>),
@@ -78,24 +78,24 @@ pub(super) enum Verdict<'a> {
     Refuse(String),
 }
 
-/// What layers will take.
+/// Space that layers will take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Need {
-    /// Compressed bytes that are still to come.
+    /// Compressed bytes that are missing.
     download: u64,
-    /// Bytes of what is unpacked of them.
+    /// Their size after unpacking.
     unpacked: u64,
 }
 
-/// A file system, as statvfs tells it.
+/// A file system as reported by statvfs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Disk {
     pub(super) path: String,
-    /// The same for all directories on it.
+    /// Device number, the same for all directories on it.
     pub(super) device: u64,
     pub(super) capacity: u64,
     pub(super) available: u64,
-    /// 0 where inodes are made as they are needed.
+    /// 0 if the file system creates inodes on demand.
     pub(super) inodes: u64,
     pub(super) free_inodes: u64,
 }
@@ -116,7 +116,7 @@ impl Disk {
 }
 
 impl<'a> Todo<'a> {
-    /// What these layers leave to be done. A layer that has arrived may not be unpacked yet; its label in the store tells.
+    /// The work left for these layers. The label of a blob in the store shows whether its layer is unpacked.
     pub(super) async fn of(
         own: impl Iterator<Item = Awaited<'a>>,
         others: impl Iterator<Item = Awaited<'a>>,
@@ -140,10 +140,10 @@ impl<'a> Todo<'a> {
         Self { own: todo(own), others: todo(others) }
     }
 
-    /// Decides about an image for which [`Self::check`] has found no room, for this reason.
+    /// Decides about an image that [`Self::check`] has refused for this reason.
     ///
-    /// The kubelet removes images only when the disk is above its threshold. So without `--make-room` the image may take
-    /// the disk there, if what nothing needs brings it down again, and if `--disk-min-free` stays free in between.
+    /// The kubelet removes images only if the disk is above its threshold. So without `--make-room` the image may take
+    /// the disk there, if removing unneeded images brings it down again and `--disk-min-free` stays free in between.
     pub(super) fn decide<'r>(&self, refusal: &str, room: &Room, removables: &'r Removables) -> Verdict<'r> {
         let fits_without = |freed| self.fits(&room.relieved(freed)).is_ok();
         let Some(chosen) = removables.choose(fits_without) else {
@@ -174,15 +174,15 @@ impl<'a> Todo<'a> {
         ))
     }
 
-    /// The same as [`Self::check`], by what is known of the layers so far.
+    /// Like [`Self::check`], with the layer sizes known so far.
     pub(super) fn fits(&self, room: &Room) -> Result<(), String> {
         self.judge(room, Awaited::guess)
     }
 
-    /// Decides whether the image fits. The error has the numbers. The registries are asked how large layers are when they
-    /// are unpacked only where that decides.
+    /// Decides whether the image fits. The error has the numbers. Asks the registries for unpacked sizes only if they
+    /// make a difference.
     pub(super) async fn check(&self, room: &Room) -> Result<(), String> {
-        // None is smaller than it is compressed.
+        // A layer never unpacks to less than its compressed size, so that's a lower bound.
         self.judge(room, |awaited| awaited.flight.unpacked().unwrap_or(awaited.layer.size))?;
         if self.fits(room).is_ok() {
             return Ok(());
@@ -191,7 +191,7 @@ impl<'a> Todo<'a> {
         self.fits(room)
     }
 
-    /// Asks the registries how large layers are when they are unpacked, where that isn't known yet.
+    /// Asks the registries for the unpacked sizes that aren't known yet.
     pub(super) async fn ask_sizes(&self) {
         let all: Vec<&Awaited<'_>> =
             self.own.iter().chain(&self.others).map(|(awaited, _)| awaited).collect();
@@ -212,7 +212,7 @@ impl<'a> Todo<'a> {
 }
 
 impl Room {
-    /// The same after images were removed.
+    /// The same room after images were removed.
     fn relieved(&self, freed: Freed) -> Self {
         let Self { content, images, rules } = self;
         let (of_content, of_images) = if content.device == images.device {
@@ -229,7 +229,7 @@ impl Room {
         Self { content, images, rules: *rules }
     }
 
-    /// The same for a kubelet that has no threshold.
+    /// The same room without the kubelet's threshold.
     fn without_threshold(&self) -> Self {
         let Self { content, images, rules } = self;
         let rules = RoomRules { gc_high_threshold: Percent(100), ..*rules };
@@ -243,23 +243,23 @@ impl Awaited<'_> {
         self.layer.size.saturating_sub(self.flight.written())
     }
 
-    /// What the layer unpacks to, as far as anybody knows.
+    /// The unpacked size if a registry has answered, or else an estimate.
     fn guess(&self) -> u64 {
         self.flight.unpacked().unwrap_or_else(|| self.layer.guess_unpacked())
     }
 
-    /// Has the registry tell what the layer unpacks to.
+    /// Asks the registry for the unpacked size.
     async fn ask(&self) {
         let Some(repository) = self.repository else { return };
         let answer = async {
-            let told = repository.unpacked_size(self.layer).await;
-            told.ok().flatten().unwrap_or_else(|| self.layer.guess_unpacked())
+            let size = repository.unpacked_size(self.layer).await;
+            size.ok().flatten().unwrap_or_else(|| self.layer.guess_unpacked())
         };
         self.flight.ask_unpacked(answer).await;
     }
 }
 
-/// Decides whether there is room for this image besides the others.
+/// Decides whether there's room for this image besides the others.
 fn judge(own: Need, others: Need, Room { content, images, rules }: &Room) -> Result<(), String> {
     let mut needs: BTreeMap<u64, (&Disk, u64, u64)> =
         BTreeMap::from([(content.device, (content, own.download, others.download))]);
@@ -294,7 +294,7 @@ fn judge(own: Need, others: Need, Room { content, images, rules }: &Room) -> Res
     Ok(())
 }
 
-/// What other pulls of the node will still write, in words.
+/// Text about the bytes that other pulls of the node will still write.
 fn for_others(promised: u64, amount: impl Fn(u64) -> String) -> String {
     if promised == 0 {
         String::new()
@@ -303,7 +303,7 @@ fn for_others(promised: u64, amount: impl Fn(u64) -> String) -> String {
     }
 }
 
-/// Bytes that stay free, and by which rule.
+/// Bytes that stay free, and the name of the rule.
 fn kept_free(disk: &Disk, rules: &RoomRules) -> (u64, String) {
     let RoomRules { gc_high_threshold, disk_min_free, make_room: _ } = rules;
     let of_kubelet = free_percent(*gc_high_threshold).in_bytes(disk.capacity);
@@ -315,7 +315,7 @@ fn kept_free(disk: &Disk, rules: &RoomRules) -> (u64, String) {
     }
 }
 
-/// What is left of a disk that is used up to this percentage.
+/// The free share of a disk that is used up to this percentage.
 fn free_percent(used: Percent) -> Amount {
     Amount::Percent(u8::try_from(100_u32.saturating_sub(used.0)).unwrap_or(0))
 }

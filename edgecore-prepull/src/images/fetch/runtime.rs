@@ -1,7 +1,7 @@
-//! What the container runtime is set up with, as far as a fetch has to know it.
+//! The configuration of the container runtime, as far as a fetch needs it.
 //!
-//! What the agent cannot see of it is a reason to leave the image to the runtime: it may be the mirror that every image
-//! has to come from.
+//! If the agent can't see a part of it, the image is left to the runtime: that part may be the mirror that every image
+//! must come from.
 
 mod config;
 mod file;
@@ -30,7 +30,7 @@ use super::stop::Stop;
 use crate::images::puller::cri::{MAX_MESSAGE, ask};
 use crate::images::runtime::RuntimeEndpoint;
 
-/// Asks the runtime what it is set up with.
+/// Reads the configuration of the runtime.
 #[derive(Clone, Debug)]
 pub(super) struct Runtime {
     endpoint: RuntimeEndpoint,
@@ -39,32 +39,31 @@ pub(super) struct Runtime {
     introspection: IntrospectionClient<Channel>,
 }
 
-/// What the runtime is set up with.
+/// The configuration of the runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Facts {
-    /// Where the endpoints of registries are written.
+    /// The files with the endpoints of registries.
     pub(super) hosts: HostsFiles,
     /// Name of the snapshotter.
     pub(super) snapshotter: String,
-    /// Whether layers are removed from the content store once they are unpacked.
+    /// Whether layers are removed from the content store after unpacking.
     pub(super) discards_layers: bool,
-    /// Whether the runtime flushes a layer that it has unpacked to the disk when it's asked for that.
+    /// Whether the runtime flushes an unpacked layer to disk on request.
     pub(super) flushes_layers: bool,
-    /// Where images are unpacked.
+    /// Directory of unpacked images.
     pub(super) image_root: PathBuf,
-    /// containerd's directory, below which the content store is.
+    /// containerd's directory, which contains the content store.
     pub(super) root: PathBuf,
-    /// Image of the containers that hold the namespaces of pods. Releases of containerd from 1.7.4 on report it as pinned,
-    /// and those from 2.0 on don't say what it is.
+    /// Image of the containers that hold the namespaces of pods. containerd reports it as pinned since 1.7.4, and since
+    /// 2.0 it no longer reports the name.
     pub(super) sandbox: Option<String>,
 }
 
-/// A part of what containerd's CRI plugin is configured with.
+/// A part of the configuration of containerd's CRI plugin.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Registries {
     config_path: Option<String>,
-    /// Whether there are mirrors or hosts in the main configuration, as it was done before there was `config_path`, or
-    /// credentials.
+    /// Whether the main configuration has credentials, or mirrors or hosts in the old form from before `config_path`.
     has_old_settings: bool,
     discards_layers: bool,
 }
@@ -79,8 +78,8 @@ impl Runtime {
         }
     }
 
-    /// Reads the facts, or says why the runtime has to pull by itself. `hosts_dir` replaces the directory that the
-    /// runtime is set up with.
+    /// Reads the facts, or returns a reason to leave the pull to the runtime. `hosts_dir` replaces the directory in the
+    /// runtime's configuration.
     pub(super) async fn read(&self, hosts_dir: Option<&Path>) -> Result<Facts, Stop> {
         let version = VersionRequest { version: "v1".to_owned() };
         let version = self.ask(self.cri.clone().version(version)).await?;
@@ -104,7 +103,7 @@ impl Runtime {
             Some(registries) => registries,
             None => match file::read(MainFile::find(peer, &root), view.clone()).await {
                 Ok(registries) => registries,
-                // An operator has said where to look.
+                // The operator has set the directory.
                 Err(why) if hosts_dir.is_some() => {
                     tracing::debug!(why, "--registry-config-path counts");
                     Registries::default()
@@ -144,7 +143,7 @@ impl Runtime {
     }
 }
 
-/// The directories of the registry hosts, or why the agent knows none.
+/// The directories of the registry hosts, or the reason why the agent doesn't know them.
 fn hosts_dirs(
     given: Option<&Path>,
     registries: Registries,
@@ -178,7 +177,7 @@ mod tests {
             (None, path("/a:/b"), "1.6.20", Some(&["/a", "/b"][..])),
             (None, path("/a::"), "2.1.9", Some(&["/a"])),
             (Some("/c"), path("/a"), "1.6.20", Some(&["/c"])),
-            // It looks nowhere, and from 2.2 on in both places.
+            // 1.7 has no default directory; since 2.2 there are two.
             (None, path(""), "1.7.24", Some(&[])),
             (None, Registries::default(), "2.1.9", Some(&[])),
             (None, Registries::default(), "2.2.0", Some(&both)),

@@ -1,4 +1,4 @@
-//! Why a fetch ends without an image: it failed, or it is left to the container runtime.
+//! The reasons for ending a fetch without an image: a failure, or leaving the image to the container runtime.
 
 use prepull_api::failure::FailureCode;
 use prepull_registry::{Kind, RegistryError};
@@ -8,7 +8,7 @@ use crate::images::puller::cri::to_pull_error;
 use crate::images::puller::{ErrorClass, PullError};
 use crate::images::runtime::RuntimeEndpoint;
 
-/// Why a fetch ended without an image.
+/// Reason for ending a fetch without an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
     Failed(PullError),
@@ -22,7 +22,7 @@ pub(super) enum Stop {
 }
 
 impl Stop {
-    /// A registry's first answer about an image: if there is no connection, nothing has been fetched yet.
+    /// Translates the first request to a registry for an image: without a connection, nothing has been fetched yet.
     pub(super) fn of_resolve(error: RegistryError, registry: &str) -> Self {
         match error.kind {
             Kind::NoConnection => Self::NoConnection { registry: registry.to_owned(), error: error.into() },
@@ -47,7 +47,7 @@ impl From<RegistryError> for Stop {
 }
 
 impl Stop {
-    /// The same for a runtime that had answered earlier in this attempt. If it's away now, it ended during the attempt, perhaps
+    /// The same error for a runtime that answered earlier in this attempt. It has gone down during the attempt, perhaps
     /// because of this image, so the attempt counts. `unpacking` is the layer that it was unpacking.
     pub(super) fn after_answer(self, reference: &str, unpacking: Option<&str>) -> Self {
         match self {

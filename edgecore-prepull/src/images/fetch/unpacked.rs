@@ -1,18 +1,18 @@
-//! What layers unpack to, by the configuration of their image, and by which names snapshotters know it.
+//! The uncompressed digests of layers, from the configuration of their image, and the names of their snapshots.
 
 use prepull_registry::digest::sha256;
 use serde::Deserialize;
 
-/// What a layer unpacks to.
+/// A layer after unpacking.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Diff {
-    /// Digest of the layer, uncompressed.
+    /// Digest of the uncompressed layer.
     pub(super) diff_id: String,
-    /// Name of its snapshot, which is made of the digests of the layer and of all layers below it.
+    /// Name of its snapshot, derived from the digests of the layer and of all layers below it.
     pub(super) chain_id: String,
 }
 
-/// What the layers of an image unpack to, the lowest one first. Empty if the configuration of the image does not tell.
+/// The unpacked layers of an image, the lowest one first. Empty if the configuration doesn't list them.
 pub(super) fn diffs(config: &[u8]) -> Vec<Diff> {
     #[derive(Deserialize)]
     struct Config {
@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_names_its_layer_and_all_below() {
+    fn a_chain_includes_all_layers_below() {
         let diffs =
             super::diffs(br#"{"os":"linux","rootfs":{"type":"layers","diff_ids":["sha256:a","sha256:b"]}}"#);
         let both = sha256(b"sha256:a sha256:b");

@@ -1,4 +1,5 @@
-//! Registries that the agent cannot connect to. The runtime may be able to: by a proxy or a CA that the agent does not see.
+//! Registries that the agent can't connect to. The runtime may reach them through a proxy or with a CA that the agent
+//! doesn't see.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -11,10 +12,10 @@ use super::buckets::Buckets;
 use super::{FetchMode, Fetching};
 use crate::images::puller::{ErrorClass, ProgressSink, PullError, PullRequest, Pulled, Puller};
 
-/// How long a registry that neither of both reaches is left to the agent alone: a box that's offline for a night shouldn't
-/// try everything twice.
+/// Time for which only the agent tries a registry that the runtime can't reach either: a box that's offline for a night
+/// shouldn't try everything twice.
 const FORGET: Duration = Duration::from_secs(600);
-/// Most registries that are remembered.
+/// Most registries that we remember.
 const MAX_REGISTRIES: usize = 64;
 
 /// Registries that the runtime could not connect to, either.
@@ -44,8 +45,8 @@ impl Unreachable {
 }
 
 impl<P: Puller> Fetching<P> {
-    /// Leaves an image to the runtime because the agent has no connection to its registry, which `error` says, unless the
-    /// runtime has failed at the same a moment ago.
+    /// Leaves an image to the runtime because the agent can't connect to its registry (`error`), unless the runtime has
+    /// failed in the same way a moment ago.
     pub(super) async fn step_back_unreachable(
         &self,
         registry: &str,
@@ -64,7 +65,7 @@ impl<P: Puller> Fetching<P> {
         }
         let why = format!("the agent cannot connect: {}", error.message);
         match self.step_back(&why, request, progress).await {
-            Err(of_runtime) if says_as_much(&of_runtime) => {
+            Err(of_runtime) if adds_nothing(&of_runtime) => {
                 self.fetcher.unreachable.remember(registry);
                 Err(error)
             }
@@ -73,8 +74,8 @@ impl<P: Puller> Fetching<P> {
     }
 }
 
-/// Whether the runtime's failure says no more than that of the agent.
-fn says_as_much(error: &PullError) -> bool {
+/// Whether the runtime's failure has no more information than the agent's.
+fn adds_nothing(error: &PullError) -> bool {
     error.code == FailureCode::Unreachable || error.class == ErrorClass::Permanent
 }
 

@@ -1,4 +1,4 @@
-//! Which images of the node nothing needs: no container, no job's pin, no open task, and not the runtime itself.
+//! Finds images that nothing needs: no container, no job's pin, no open task, and not the runtime itself.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Mutex, PoisonError};
@@ -7,20 +7,20 @@ use std::time::{Duration, SystemTime};
 use super::removal::{Freed, Removable};
 use crate::images::containerd::{Holdings, Record};
 
-/// Age below which an image isn't removed: it may have been pulled for a container that isn't there yet. The kubelet removes
-/// none that it hasn't known for two minutes (`imageMinimumGCAge`), and it looks for new ones every five. Where it finds too
-/// few that are old enough, it evicts pods.
+/// Youngest age for removal: an image may have been pulled for a container that isn't there yet. The kubelet removes an
+/// image no earlier than two minutes after it noticed it (`imageMinimumGCAge`), and it looks for new ones every five.
+/// If it finds too few old ones, it evicts pods.
 const MIN_AGE: Duration = Duration::from_secs(420);
 
-/// What the CRI says of images and of their use.
+/// Images and their use, as reported by CRI.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Listing {
     pub(super) images: Vec<ListedImage>,
-    /// Ids and names by which containers have their images, also such that have ended.
+    /// Ids and names in use by containers, including ended ones.
     pub(super) used: BTreeSet<String>,
 }
 
-/// An image as the CRI has it.
+/// An image in CRI.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ListedImage {
     pub(super) id: String,
@@ -29,27 +29,27 @@ pub(super) struct ListedImage {
     pub(super) is_pinned: bool,
 }
 
-/// What must stay, besides what is in use.
+/// Content that must stay, besides the images in use.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Needed<'a> {
-    /// Names of images: those of open tasks, and that of the sandbox.
+    /// Names of images: those of open tasks, and the sandbox.
     pub(super) names: &'a BTreeSet<String>,
     /// Blobs and snapshots of the image that is being pulled.
     pub(super) pieces: &'a BTreeSet<String>,
 }
 
-/// When images were last seen in use. It's in memory only, as the kubelet's is: after a restart, the times at which images
-/// were pulled have to do.
+/// Times of the last known use of images. It's only in memory, like the kubelet's: after a restart we use the times of
+/// the pulls.
 #[derive(Debug, Default)]
 pub(super) struct LastUses(Mutex<HashMap<String, SystemTime>>);
 
-/// What takes the room that a removal gives back.
+/// The content that a removal would free.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Unused {
     pub(super) images: Vec<Removable>,
-    /// The blobs that nothing else holds, with their sizes.
+    /// Blobs that nothing else holds, with their sizes.
     pub(super) blobs: BTreeMap<String, Freed>,
-    /// The unpacked layers that nothing else holds.
+    /// Unpacked layers that nothing else holds.
     pub(super) snapshots: BTreeSet<String>,
 }
 
@@ -64,7 +64,7 @@ impl ListedImage {
 }
 
 impl LastUses {
-    /// Notes what is in use now, and forgets what is gone.
+    /// Records the current use, and forgets images that are gone.
     pub(super) fn note(&self, listing: &Listing, now: SystemTime) {
         let mut uses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         uses.retain(|id, _| listing.images.iter().any(|image| image.id == *id));
@@ -77,7 +77,7 @@ impl LastUses {
     }
 }
 
-/// Finds what may be removed.
+/// Finds the images that may be removed.
 pub(super) fn find_unused(
     listing: &Listing,
     holdings: &Holdings,
@@ -201,7 +201,7 @@ mod tests {
             let left = find_unused(&listing, &holdings, needed, &uses, at(10_000)).images;
             assert_eq!(left.len(), 1, "a task wants {name}");
         }
-        // The sandbox of a pod is no container of the CRI.
+        // The sandbox of a pod isn't a container in CRI.
         let (_, mut sandbox) = node(&["a", "b"]);
         let active = Snapshot { parent: "top-b".to_owned(), is_active: true };
         sandbox.snapshots.insert("sandbox".to_owned(), active);
@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn new_images_stay() {
         let (listing, holdings) = node(&["a"]);
-        // At 50, the clock has been set back since: its age is unknown.
+        // At 50, the clock has been set back since the pull, so the age is unknown.
         for (now, expected) in [(100, 0), (220, 0), (519, 0), (520, 1), (50, 1)] {
             assert_eq!(unused(&listing, &holdings, now).len(), expected, "at {now}");
         }

@@ -1,8 +1,8 @@
-//! Letting go of an image that somebody else wants now: the kubelet, for a pod.
+//! Stops a limited download when the kubelet pulls the same image for a pod.
 //!
-//! A pull by the runtime uses our names for what is half done, and so waits for us, blob by blob. Under a limit that
-//! would be a long wait. So we let go: the runtime goes on with what is there, as fast as the link is, and we take what
-//! it has fetched.
+//! A pull by the runtime uses the same names for partial blobs, and so waits for us, blob by blob. Under a limit that
+//! would take long. So we stop: the runtime resumes from our bytes at the full speed of the link, and we use the blobs
+//! that it has fetched.
 
 use std::collections::HashSet;
 use std::convert::Infallible;
@@ -17,14 +17,14 @@ use super::Fetcher;
 use super::flights::Flight;
 use crate::images::containerd::Blob;
 
-/// Interval of looking for others, and at how far they are.
+/// Interval of looking for other pulls and their progress.
 const LOOK: Duration = Duration::from_secs(2);
-/// Longest time without progress after which somebody is not waiting for the image, but holds it for another reason. A
-/// pull by the runtime asks for a blob that is locked every two seconds.
+/// Longest time without progress. After that, the other lease is no waiting pull. A pull by the runtime retries a
+/// locked blob every two seconds.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Lets go of the image while somebody else pulls it, for ever. A pull by the runtime has a lease, which holds the
-/// manifest of its image from its beginning on.
+/// Yields the image to other pulls, in an endless loop. A pull by the runtime has a lease that holds the manifest of
+/// its image from the start.
 pub(super) async fn yield_to_others(
     fetcher: &Fetcher,
     manifest: &str,

@@ -1,4 +1,4 @@
-//! What a file of the kubelet says, as the kubelet itself reads it (`MustAttemptImagePull` in its `pullmanager`). Pure.
+//! Interprets a file of the kubelet like the kubelet itself (`MustAttemptImagePull` in its `pullmanager`). Pure.
 
 use std::collections::BTreeMap;
 
@@ -7,15 +7,15 @@ use prepull_api::task::KubeletRecord;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-/// Repositories that are named in a reason.
+/// Most repositories named in a reason.
 const EXAMPLES: usize = 2;
 /// API group of the files. Its version doesn't matter: v1alpha1 and v1beta1 have the same fields.
 const GROUP: &str = "kubelet.config.k8s.io/";
 
-/// What a record means for pods that use the image by this reference.
+/// The meaning of a record for pods that use the image by this reference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Judgement {
-    /// The kubelet takes it for no record of this image.
+    /// The kubelet ignores it for this image.
     NotOfThisImage,
     /// Every pod may use the image.
     Accessible,
@@ -71,8 +71,8 @@ pub(super) fn judge_record(content: &[u8], id: &str, reference: &str) -> Judgeme
     let asks = |record, because: String| Judgement::Asks { record, because };
     let mapping = record.credential_mapping.unwrap_or_default();
     let own = repository_of(reference);
-    // The kubelet compares texts: for it, `nginx` and `docker.io/library/nginx` differ. We don't know how pods will write
-    // it, and take the one for the other.
+    // The kubelet compares texts: for it, `nginx` and `docker.io/library/nginx` differ. We don't know the spelling in
+    // the pods, so we treat both as equal.
     let of_own: Vec<_> = mapping.iter().filter(|(name, _)| repository_of(name) == own).collect();
     let count = |list: &Option<Vec<IgnoredAny>>| list.as_ref().map_or(0, Vec::len);
     let total = |list: fn(&Credentials) -> &Option<Vec<IgnoredAny>>| -> usize {
@@ -107,7 +107,7 @@ pub(super) fn names_reference(content: &[u8], reference: &str) -> bool {
     Reference::parse(&image).is_ok_and(|image| image.normalized().to_string() == reference)
 }
 
-/// Registry and repository in full, without tag and digest. What is no reference stays as it is.
+/// Registry and repository in full, without tag and digest. Returns an invalid reference unchanged.
 fn repository_of(image: &str) -> String {
     Reference::parse(image).map_or_else(|_| image.to_owned(), |image| image.normalized().name())
 }

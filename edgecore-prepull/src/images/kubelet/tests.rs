@@ -50,14 +50,14 @@ async fn kind(root: &TempDir) -> Option<KubeletRecord> {
 }
 
 #[test]
-fn files_are_named_as_the_kubelet_does() {
+fn files_have_the_kubelets_names() {
     // From the kubelet's own test data.
     let name = "sha256-b3c0cc4278800b03a308ceb2611161430df571ca733122f0a40ac8b9792a9064";
     assert_eq!(file_name("testimageref").to_str(), Some(name));
 }
 
 #[tokio::test]
-async fn the_record_decides_as_in_the_kubelet() {
+async fn records_decide_as_in_the_kubelet() {
     use KubeletRecord::{NoCredentials, OtherRepository, SomeCredentials};
     let everyone = json!({"nodePodsAccessible": true});
     let secret = json!({"kubernetesSecrets": [{"uid": "u", "namespace": "shop", "name": "harbor", "credentialHash": "h"}]});
@@ -84,7 +84,7 @@ async fn the_record_decides_as_in_the_kubelet() {
 }
 
 #[tokio::test]
-async fn a_reason_says_what_it_means_first() {
+async fn a_reason_begins_with_its_meaning() {
     let root = kubelet();
     let long = format!("mirror.example/{}", "a".repeat(200));
     let everyone = json!({"nodePodsAccessible": true});
@@ -118,14 +118,14 @@ async fn ids_of_cri_o_have_no_prefix() {
 }
 
 #[tokio::test]
-async fn a_record_of_another_image_is_none() {
+async fn a_record_of_another_image_is_ignored() {
     let root = kubelet();
     write(&root, "pulled", ID, &record("sha256:other", &json!({})));
     assert_eq!(kind(&root).await, None);
 }
 
 #[tokio::test]
-async fn what_the_kubelet_cannot_read_is_named() {
+async fn unreadable_records_are_named() {
     for content in ["", "{", "[]", "{\"kind\": \"Secret\", \"apiVersion\": \"v1\"}"] {
         let root = kubelet();
         let path = write(&root, "pulled", ID, content);
@@ -137,7 +137,7 @@ async fn what_the_kubelet_cannot_read_is_named() {
 }
 
 #[tokio::test]
-async fn a_node_without_records_gives_no_warning() {
+async fn without_records_there_is_no_warning() {
     let root = tempfile::tempdir().unwrap();
     assert_eq!(kind(&root).await, None);
     fs::create_dir(root.path().join(IMAGE_MANAGER)).unwrap();
@@ -147,7 +147,7 @@ async fn a_node_without_records_gives_no_warning() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unfinished_pull_warns_after_a_while() {
+async fn an_unfinished_pull_warns_later() {
     for (image, expected) in [
         (REFERENCE, Some(KubeletRecord::Pulling)),
         ("harbor.example/shop/web", None),

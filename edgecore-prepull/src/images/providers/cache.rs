@@ -9,11 +9,11 @@ use tokio::time::Instant;
 
 use super::protocol::CacheKeyType;
 
-/// Answers kept for one provider. The longest tokens (ECR's) are about 3 KiB, so a cache takes at most a third of a MiB;
-/// beyond that the plugin is asked again.
+/// Answers kept for one provider. The longest tokens (ECR's) are about 3 KiB, so a cache takes at most a third of a
+/// MiB. If it's full, the plugin is asked again.
 pub(super) const MAX_ENTRIES: usize = 128;
-/// The longest time an answer is kept: longer than an agent runs without a restart, yet short enough to be added to
-/// any `Instant` without overflow.
+/// The longest time for which we keep an answer: longer than an agent runs without a restart, yet short enough to add
+/// to any `Instant` without overflow.
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 86_400);
 
 /// An image as plugins know it: without tag and digest.
@@ -42,13 +42,13 @@ impl CacheKey {
         }
     }
 
-    /// All keys that an answer for the image may be under, in the order in which the kubelet looks them up.
+    /// All keys that may hold an answer for the image, in the kubelet's order of lookup.
     fn all(image: &ImageName) -> [Self; 3] {
         [CacheKeyType::Image, CacheKeyType::Registry, CacheKeyType::Global].map(|kind| Self::new(kind, image))
     }
 }
 
-/// The answers of one provider. Expired ones are wiped the next time that anything is asked.
+/// The answers of one provider. Expired ones are wiped at the next request.
 #[derive(Debug, Default)]
 pub(super) struct Cache {
     entries: HashMap<CacheKey, (Instant, Arc<RegistryConfig>)>,
@@ -61,7 +61,7 @@ impl Cache {
         CacheKey::all(image).iter().find_map(|key| self.entries.get(key)).map(|(_, logins)| logins.clone())
     }
 
-    /// Keeps an answer for the duration `keep`; not at all if that is zero.
+    /// Keeps an answer for the duration `keep`; not at all if that's zero.
     pub(super) fn put(&mut self, key: CacheKey, logins: Arc<RegistryConfig>, keep: Duration, now: Instant) {
         if keep.is_zero() {
             return;
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_serves_the_images_that_its_key_covers() {
+    fn an_answer_serves_images_of_its_key() {
         use CacheKeyType::{Global, Image, Registry};
         let asked = image("r.io", "a");
         for (kind, served) in [
@@ -136,12 +136,12 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_kept_as_long_as_it_says() {
+    fn an_answer_expires_on_time() {
         let mut cache = Cache::default();
         let (now, asked) = (Instant::now(), image("r.io", "a"));
         let key = || CacheKey::new(CacheKeyType::Image, &asked);
         cache.put(key(), logins("u"), Duration::ZERO, now);
-        assert_eq!(cache.entries.len(), 0, "not even until somebody looks");
+        assert_eq!(cache.entries.len(), 0, "not even until the next look");
         cache.put(key(), logins("u"), MINUTE, now);
         assert!(cache.get(&asked, now + MINUTE - Duration::from_millis(1)).is_some());
         assert_eq!(cache.get(&asked, now + MINUTE), None);
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_cache_drops_the_answer_that_expires_first() {
+    fn a_full_cache_drops_the_first_to_expire() {
         let mut cache = Cache::default();
         let now = Instant::now();
         let names: Vec<_> = (0..=MAX_ENTRIES).map(|n| image("r.io", &n.to_string())).collect();

@@ -46,7 +46,7 @@ impl std::fmt::Debug for ProviderConfig {
     }
 }
 
-/// Why the providers cannot be loaded.
+/// Reason why the providers can't be loaded.
 #[derive(Debug, Error)]
 pub(crate) enum ProvidersError {
     /// One of the two flags is set without the other.
@@ -133,8 +133,8 @@ struct EnvVar {
     value: String,
 }
 
-/// Reads the file and checks the programs. For a directory, reads the .yaml, .yml and .json files in it in the order of
-/// their names, as newer kubelets do.
+/// Reads the file and checks the programs. For a directory, reads its .yaml, .yml and .json files in the order of their
+/// names, as newer kubelets do.
 pub(super) fn load(path: &Path, bin_dir: &Path) -> Result<Vec<ProviderConfig>, ProvidersError> {
     let mut names = BTreeSet::new();
     let mut providers = Vec::new();
@@ -237,7 +237,7 @@ fn parse(
     Ok(read)
 }
 
-/// A field, and what is wrong with it.
+/// A field and its problem.
 type Problem = (&'static str, String);
 
 fn validate(raw: Raw, bin_dir: &Path) -> Result<ProviderConfig, Problem> {
@@ -281,7 +281,7 @@ fn validate(raw: Raw, bin_dir: &Path) -> Result<ProviderConfig, Problem> {
     .map_err(|problem| ("defaultCacheDuration", problem))?;
     let mut variables = Vec::new();
     for EnvVar { name, value } in env.unwrap_or_default() {
-        // The operating system accepts none of these. The value may be a secret and is not shown.
+        // The operating system accepts none of these. The value may be a secret, so we don't show it.
         if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
             return Err((
                 "env",

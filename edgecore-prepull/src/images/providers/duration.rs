@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_duration_is_parsed_as_go_parses_it() {
+    fn durations_are_parsed_as_in_go() {
         let seconds = |text: &str| {
             let duration = parse(text)?;
             Some(duration.length.as_secs_f64() * if duration.negative { -1.0 } else { 1.0 })
@@ -103,7 +103,7 @@ mod tests {
         }
 
         #[test]
-        fn a_duration_that_go_prints_is_parsed(hours in 0u64..9999, minutes in 0u64..60, seconds in 0u64..60) {
+        fn durations_from_go_are_parsed(hours in 0u64..9999, minutes in 0u64..60, seconds in 0u64..60) {
             let read = parse(&format!("{hours}h{minutes}m{seconds}s")).unwrap();
             prop_assert_eq!(read.length.as_secs(), hours * 3600 + minutes * 60 + seconds);
         }

@@ -12,24 +12,24 @@ use tokio::process::{Child, Command};
 use tokio::time::timeout;
 use zeroize::Zeroize;
 
-/// The kubelet's limit for one run; it leaves a plugin time for a few retries of its own.
+/// The kubelet's limit for one run. It leaves a plugin time for a few retries of its own.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 /// The largest output in bytes. An answer is a few KiB for each registry.
 const MAX_OUTPUT: usize = 1024 * 1024;
-/// The initial size of the buffer, so that an answer of the usual size needs no second one.
+/// The initial size of the buffer, enough for a usual answer.
 const USUAL_OUTPUT: usize = 16 * 1024;
 
-/// What happens to a plugin's stderr. It may hold credentials (`set -x` in a shell script is enough), so it is never
-/// logged and never part of an error.
+/// Destination of a plugin's stderr. It may hold credentials (`set -x` in a shell script is enough), so we never log it
+/// or put it into an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stderr {
     /// It is discarded.
     Dropped,
-    /// It goes to our own stderr, for whoever runs the program by hand.
+    /// It goes to our own stderr, for a person who runs the program by hand.
     Shown,
 }
 
-/// Why a plugin gave no answer.
+/// Reason why a plugin gave no answer.
 #[derive(Debug, Error)]
 pub(super) enum ExecError {
     #[error("cannot be started: {0}")]
@@ -53,7 +53,7 @@ impl Output {
         &self.0
     }
 
-    /// Appends bytes. A buffer that is replaced by a larger one is wiped.
+    /// Appends bytes. Wipes a buffer when it's replaced by a larger one.
     fn push(&mut self, bytes: &[u8]) {
         if self.0.capacity() - self.0.len() < bytes.len() {
             let room = (self.0.capacity() * 2).max(self.0.len() + bytes.len()).max(USUAL_OUTPUT);
@@ -76,13 +76,13 @@ impl Drop for Output {
 pub(super) struct Plugin<'a> {
     pub(super) program: &'a Path,
     pub(super) args: &'a [String],
-    /// Variables in addition to our own environment; where both have one, these win.
+    /// Variables in addition to our own environment, which they override.
     pub(super) env: &'a [(String, String)],
     pub(super) timeout: Duration,
     pub(super) stderr: Stderr,
 }
 
-/// The process group of a plugin; killed when dropped, unless the plugin has ended by itself.
+/// The process group of a plugin. It's killed on drop, unless the plugin has ended by itself.
 struct Group {
     leader: Option<Pid>,
 }
@@ -90,7 +90,7 @@ struct Group {
 impl Drop for Group {
     fn drop(&mut self) {
         if let Some(leader) = self.leader {
-            // The leader has not been waited for, so the kernel has not reused its process id.
+            // We haven't waited for the leader, so the kernel hasn't reused its process id.
             let _ = kill_process_group(leader, Signal::KILL);
         }
     }
@@ -112,7 +112,7 @@ pub(super) async fn run(plugin: Plugin<'_>, input: &[u8]) -> Result<Output, Exec
         .process_group(0)
         .kill_on_drop(true);
     let mut child = command.spawn().map_err(ExecError::Start)?;
-    // Declared after the child and therefore dropped before it: until the child is waited for, its id is not reused.
+    // Declared after the child and so dropped before it: until we wait for the child, its id isn't reused.
     let mut group =
         Group { leader: child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw) };
     match timeout(limit, exchange(&mut child, input)).await {
@@ -129,7 +129,7 @@ async fn exchange(child: &mut Child, input: &[u8]) -> Result<(Output, ExitStatus
     let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
     let write = async {
         if let Some(mut stdin) = stdin {
-            // A plugin may answer without reading its input; the failed write does not matter.
+            // A plugin may answer without reading its input, so a failed write doesn't matter.
             let _ = stdin.write_all(input).await;
         }
     };
@@ -152,7 +152,7 @@ async fn exchange(child: &mut Child, input: &[u8]) -> Result<(Output, ExitStatus
     };
     let ((), output) = tokio::join!(write, read);
     let output = output?;
-    // Only after the output has ended: a child of the plugin may hold it open, and `Group` must be able to kill it.
+    // Only after the end of the output: a child of the plugin may hold it open, and `Group` must be able to kill it.
     let status = child.wait().await.map_err(ExecError::Read)?;
     Ok((output, status))
 }

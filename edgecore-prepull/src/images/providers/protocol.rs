@@ -10,7 +10,7 @@ use super::duration;
 
 const GROUP: &str = "credentialprovider.kubelet.k8s.io/";
 
-/// Versions of the protocol. In the fields used here they do not differ.
+/// Versions of the protocol. They don't differ in the fields that we use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
     /// `v1`.
@@ -42,7 +42,7 @@ impl Version {
 /// The images that an answer is valid for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 pub enum CacheKeyType {
-    /// The image that was asked for, whatever its tag.
+    /// Only the requested image, with any tag.
     Image,
     /// All images of its registry.
     Registry,
@@ -55,7 +55,7 @@ pub enum CacheKeyType {
 pub struct Response {
     /// The images that the answer is valid for.
     pub key_type: CacheKeyType,
-    /// How long the answer may be kept; none for the provider's default.
+    /// Time for which to keep the answer. `None` for the provider's default.
     pub cache_for: Option<Duration>,
     /// The credentials.
     pub logins: RegistryConfig,
@@ -98,7 +98,7 @@ struct RawLogin {
     password: Option<Sensitive>,
 }
 
-/// Decodes an answer. An error quotes nothing from it, because any part may be a credential.
+/// Decodes an answer. Errors quote nothing from it, because any part may be a credential.
 pub fn decode_response(version: Version, output: &[u8]) -> Result<Response, String> {
     let raw: RawResponse = serde_json::from_slice(output).map_err(|error| {
         let (line, column) = (error.line(), error.column());
@@ -123,7 +123,7 @@ pub fn decode_response(version: Version, output: &[u8]) -> Result<Response, Stri
         Some("Image") => CacheKeyType::Image,
         Some("Registry") => CacheKeyType::Registry,
         Some("Global") => CacheKeyType::Global,
-        _ => return Err("its cacheKeyType is none of Image, Registry and Global".to_owned()),
+        _ => return Err("its cacheKeyType is not one of Image, Registry and Global".to_owned()),
     };
     let cache_for = match cache_duration.as_ref().map(Sensitive::expose) {
         None => None,
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_the_one_that_the_kubelet_writes() {
+    fn the_request_equals_the_kubelets() {
         let request: serde_json::Value =
             serde_json::from_slice(&encode_request(Version::V1Beta1, "r.io/team/app")).unwrap();
         let expected = json!({
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_decoded_and_unknown_fields_are_ignored() {
+    fn unknown_fields_of_an_answer_are_ignored() {
         let image = Reference::parse("r.io/app").unwrap().normalized();
         let response = answer(&json!({"unknown": 1})).unwrap();
         assert_eq!(response.key_type, CacheKeyType::Registry);
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_about_an_answer_quotes_nothing_from_it() {
+    fn an_error_quotes_no_answer() {
         for (change, message) in [
             (json!({"kind": "s3cret"}), "its kind is not CredentialProviderResponse"),
             (
@@ -223,8 +223,8 @@ mod tests {
                 "its apiVersion is credentialprovider.kubelet.k8s.io/v1beta1, and \
                  credentialprovider.kubelet.k8s.io/v1 was asked for",
             ),
-            (json!({"cacheKeyType": "s3cret"}), "its cacheKeyType is none of Image, Registry and Global"),
-            (json!({"cacheKeyType": null}), "its cacheKeyType is none of Image, Registry and Global"),
+            (json!({"cacheKeyType": "s3cret"}), "its cacheKeyType is not one of Image, Registry and Global"),
+            (json!({"cacheKeyType": null}), "its cacheKeyType is not one of Image, Registry and Global"),
             (json!({"cacheDuration": "s3cret"}), "its cacheDuration is not a duration such as 12h or 30m"),
         ] {
             assert_eq!(answer(&change).unwrap_err(), message);

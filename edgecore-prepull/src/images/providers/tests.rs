@@ -9,11 +9,11 @@ use tokio::time::sleep;
 use super::protocol::Version;
 use super::*;
 
-/// The behaviour of a fake plugin. The first number is the seconds that it takes to answer.
+/// The behaviour of a fake plugin. The first number is its response time in seconds.
 #[derive(Clone, Debug)]
 pub(crate) enum Does {
-    /// Answers for any registry with this user, whose password is the same; then the cache key type, and the seconds
-    /// that the answer may be kept.
+    /// Answers for any registry with this user and the same text as the password; then the cache key type, and the
+    /// seconds to keep the answer.
     Gives(u64, &'static str, &'static str, u64),
     /// Answers without credentials.
     Nothing,
@@ -107,7 +107,7 @@ fn users(answer: &Answer) -> Vec<String> {
 const HOUR: u64 = 3600;
 
 #[tokio::test(start_paused = true)]
-async fn all_providers_that_match_are_asked_and_no_others() {
+async fn only_matching_providers_are_asked() {
     let fake = FakeProviders::new([
         ("first", "*.io", &[Does::Gives(5, "one", "Image", 0)]),
         ("other", "s.example", &[Does::Gives(0, "no", "Image", 0)]),
@@ -134,7 +134,7 @@ async fn all_providers_that_match_are_asked_and_no_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cached_answer_serves_the_images_of_its_key_until_it_expires() {
+async fn a_cached_answer_serves_until_it_expires() {
     for (kind, runs) in [("Image", 3), ("Registry", 2), ("Global", 1)] {
         let fake = FakeProviders::new([("p", "*.*", &[Does::Gives(0, "u", kind, HOUR)])]);
         for image in ["r.io/a:1", "r.io/a:2", "r.io/b", "s.io/a"] {
@@ -152,7 +152,7 @@ async fn a_cached_answer_serves_the_images_of_its_key_until_it_expires() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_without_a_duration_is_kept_for_the_default() {
+async fn the_default_duration_applies() {
     for (default, runs) in [(0, 2), (60, 1)] {
         let fake = FakeProviders::new([("p", "*.*", &[Does::Nothing])]);
         let mut providers = Arc::into_inner(fake.providers).unwrap();
@@ -168,7 +168,7 @@ async fn an_answer_without_a_duration_is_kept_for_the_default() {
 
 #[tokio::test(start_paused = true)]
 async fn images_that_share_a_key_share_one_run() {
-    // Nothing is cached: an answer is shared only by those who wait for the same run.
+    // Nothing is cached: only waiters for the same run share an answer.
     for (kind, images, runs) in [
         ("Registry", ["r.io/a", "r.io/a", "r.io/b"], 1),
         ("Image", ["r.io/a", "r.io/a", "r.io/a"], 1),
@@ -180,7 +180,7 @@ async fn images_that_share_a_key_share_one_run() {
         let answers = join_all(images.map(|image| fake.users(image))).await;
         assert!(answers.iter().all(|users| users == &["u"]), "{answers:?}");
         assert_eq!(fake.runs().len(), runs, "{kind} {images:?}");
-        // By now the cache key type of the plugin is known.
+        // Now the cache key type of the plugin is known.
         let begun = Instant::now();
         join_all(images.map(|image| fake.users(image))).await;
         assert_eq!(fake.runs().len(), 2 * runs, "{kind} {images:?}");
@@ -189,7 +189,7 @@ async fn images_that_share_a_key_share_one_run() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failed_run_is_shared_by_one_image_and_repeated_for_another() {
+async fn a_failed_run_is_shared_and_repeated() {
     let fake = FakeProviders::new([("p", "*.*", &[Does::Fails(10), Does::Gives(0, "u", "Image", 0)])]);
     let begun = Instant::now();
     let [first, same, other] = ["r.io/a", "r.io/a", "r.io/b"].map(|image| fake.ask(image));
@@ -201,7 +201,7 @@ async fn a_failed_run_is_shared_by_one_image_and_repeated_for_another() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_run_goes_on_while_anybody_waits_for_it_and_stops_otherwise() {
+async fn a_run_stops_without_waiters() {
     let fake = Arc::new(FakeProviders::new([("p", "*.*", &[Does::Gives(10, "u", "Image", HOUR)])]));
     let spawn = || {
         let fake = fake.clone();
@@ -212,7 +212,7 @@ async fn a_run_goes_on_while_anybody_waits_for_it_and_stops_otherwise() {
     first.abort();
     assert_eq!(second.await.unwrap(), ["u"]);
     assert_eq!(fake.runs().len(), 1);
-    // A run that everybody has left is stopped and forgotten.
+    // A run without waiters is stopped and forgotten.
     let fake = FakeProviders::new([("p", "*.*", &[Does::Gives(10, "u", "Image", HOUR)])]);
     assert!(tokio::time::timeout(Duration::from_secs(5), fake.ask("r.io/a")).await.is_err());
     assert_eq!(fake.users("r.io/a").await, ["u"]);
@@ -220,7 +220,7 @@ async fn a_run_goes_on_while_anybody_waits_for_it_and_stops_otherwise() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_forgotten_answer_is_asked_for_again() {
+async fn a_forgotten_answer_is_requested_again() {
     let fake = FakeProviders::new([(
         "p",
         "*.*",
@@ -233,7 +233,7 @@ async fn a_forgotten_answer_is_asked_for_again() {
 }
 
 #[test]
-fn both_flags_must_be_set_or_neither() {
+fn the_flags_are_set_both_or_neither() {
     let load = |config: Option<&str>, bin_dir: Option<&str>| {
         let settings = ProviderSettings {
             config: config.map(Into::into),

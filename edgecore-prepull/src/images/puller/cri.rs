@@ -37,11 +37,11 @@ use crate::images::runtime::RuntimeEndpoint;
 
 /// Largest gRPC message: containerd sends up to 16 MiB, while tonic refuses more than 4 MiB by default.
 pub(in crate::images) const MAX_MESSAGE: usize = 16 * 1024 * 1024;
-/// Longest wait for an answer, pulls excepted. A runtime that is busy unpacking answers late, but not this late. The
-/// kubelet waits two minutes; the agent asks again anyway.
+/// Longest wait for an answer, except for pulls. A runtime that's busy unpacking answers late, but not this late. The
+/// kubelet waits two minutes; the agent retries anyway.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often, and in which intervals, an image that was pinned is looked at: containerd's CRI learns of new labels by an
-/// event. Versions before 1.6.25 and 1.7.10 never report it.
+/// Number and interval of looks at a pinned image: containerd's CRI notices new labels through an event. Versions
+/// before 1.6.25 and 1.7.10 never report it.
 const PIN_LOOKS: (u32, Duration) = (20, Duration::from_millis(50));
 
 /// Client of a container runtime at a unix socket. It connects on its first request, and again after each loss of the
@@ -65,7 +65,7 @@ impl CriPuller {
         Self::of(endpoint, Owner::Agent)
     }
 
-    /// The same for a person who pulls by hand, maybe beside an agent.
+    /// The same for a person who pulls by hand, perhaps beside an agent.
     pub(crate) fn by_hand(endpoint: RuntimeEndpoint) -> Self {
         Self::of(endpoint, Owner::Person)
     }
@@ -99,13 +99,13 @@ impl CriPuller {
         }
     }
 
-    /// Number of leases that unfinished pulls of the agent have left. `None` if the runtime has no leases, or does not answer.
+    /// Number of leases of the agent's unfinished pulls. `None` if the runtime has no leases, or doesn't answer.
     pub(crate) async fn count_leases(&self) -> Option<usize> {
         self.leases.count().await
     }
 
-    /// The same with another time after which a download that receives nothing is given up: for tests, on runtimes that
-    /// are real, which cannot wait for minutes.
+    /// The same with another time after which a download without progress is given up. Tests on real runtimes can't
+    /// wait for minutes.
     #[must_use]
     pub fn with_stall_limit(self, limit: Duration) -> Self {
         let watcher = PullWatcher::new(Arc::clone(&self.content), Arc::clone(&self.leases));
@@ -127,7 +127,7 @@ impl CriPuller {
         ask(&self.endpoint, reference, question).await
     }
 
-    /// Refuses a credential that the runtime would ignore, because the pull would be anonymous then.
+    /// Rejects a credential that the runtime would ignore, because the pull would then be anonymous.
     async fn check_usable(&self, credential: &RegistryCredential) -> Result<(), PullError> {
         if !is_registry_token_alone(credential) {
             return Ok(());
@@ -136,7 +136,7 @@ impl CriPuller {
         if runtime.starts_with("docker ") { Ok(()) } else { Err(unusable(credential, &runtime)) }
     }
 
-    /// Asks where the runtime keeps images.
+    /// Asks for the runtime's image directory.
     async fn read_mountpoint(&self) -> Result<String, PullError> {
         let answer = self.ask("", self.images.clone().image_fs_info(ImageFsInfoRequest {})).await?;
         let mountpoint = answer.image_filesystems.into_iter().find_map(|usage| Some(usage.fs_id?.mountpoint));
@@ -145,8 +145,8 @@ impl CriPuller {
         })
     }
 
-    /// Finds the id of an image that was just pulled. containerd, and CRI-O from 1.36 on, answer the pull with the id;
-    /// cri-dockerd and older CRI-Os answer with a repository and a digest, and have to be asked for the id.
+    /// Finds the id of an image that was just pulled. containerd, and CRI-O since 1.36, answer the pull with the id.
+    /// cri-dockerd and older CRI-Os answer with a repository and a digest, so we must ask for the id.
     async fn find_id(&self, reference: &str, image_ref: &str) -> Option<String> {
         if let Some(id) = parse_image_id(image_ref) {
             return Some(id);
@@ -155,8 +155,8 @@ impl CriPuller {
         parse_image_id(&image.id)
     }
 
-    /// Finds the digest that the reference of a present image points to. containerd's own API is asked first: CRI
-    /// lists all digests that the image has ever had in the repository, and not which one belongs to the reference.
+    /// Finds the digest that the reference of a present image points to. We ask containerd's own API first: CRI lists
+    /// all digests that the image has ever had in the repository, and doesn't show which one belongs to the reference.
     async fn find_digest(&self, reference: &str) -> Option<String> {
         if let Some((_, digest)) = reference.split_once('@') {
             return Some(digest.to_owned());
@@ -187,7 +187,7 @@ impl Puller for CriPuller {
         }
         let mut images = self.images.clone();
         let stalled = async {
-            // Of what was fetched before, nothing arrives any more.
+            // If it was fetched before, nothing arrives now.
             match lease.filter(|_| fetched_for.is_none()) {
                 Some(lease) => self.watcher.watch(lease).report_until_stalled(progress).await,
                 None => std::future::pending().await,
@@ -205,9 +205,9 @@ impl Puller for CriPuller {
                 .with_code(FailureCode::Unreachable));
             }
         };
-        // The pull has succeeded. What follows only describes the image: no failure below may fail the pull.
+        // The pull has succeeded. The rest only describes the image, so no failure below may fail the pull.
         let release = async {
-            // Otherwise the lease is of whoever has fetched the image, and may hold more than the runtime's records do yet.
+            // Otherwise the fetcher owns the lease, which may hold more than the runtime's records do yet.
             if fetched_for.is_none() {
                 self.leases.release(reference).await;
             }
@@ -231,8 +231,8 @@ impl Puller for CriPuller {
         read.unwrap_or_else(|error| Err(PullError::new(ErrorClass::Transient, error.to_string())))
     }
 
-    fn set_heard(&self, heard: bool) {
-        self.watcher.set_heard(heard);
+    fn set_progress_wanted(&self, wanted: bool) {
+        self.watcher.set_progress_wanted(wanted);
     }
 
     async fn flush(&self) {
@@ -240,7 +240,7 @@ impl Puller for CriPuller {
             Ok(mountpoint) => self.flushes.flush(mountpoint.into()).await.map_err(|error| error.to_string()),
             Err(error) => Err(error.message),
         };
-        // The image is there all the same: only a power cut within the next minute could harm it.
+        // The image is there: only a power cut within the next minute could harm it.
         if let Err(error) = flushed {
             tracing::warn!(
                 error,
@@ -258,7 +258,7 @@ impl Puller for CriPuller {
     }
 
     async fn pin(&self, reference: &str, id: Option<&str>, job: &JobUid) -> Result<bool, PullError> {
-        // The record of the id first: it is the one that keeps its labels.
+        // The record of the id first, because it's the one that keeps its labels.
         let names: Vec<&str> = id.into_iter().chain([reference]).collect();
         self.pins
             .pin(&names, job)
@@ -294,7 +294,7 @@ impl Puller for CriPuller {
     }
 }
 
-/// The answer of the runtime at an endpoint to a question about an image, or about no image in particular.
+/// The answer of the runtime at an endpoint to a request about an image, or about no image in particular.
 pub(in crate::images) async fn ask<T>(
     endpoint: &RuntimeEndpoint,
     reference: &str,
@@ -311,8 +311,8 @@ pub(in crate::images) async fn ask<T>(
     }
 }
 
-/// The runtime looks at no signature, so that it may not download what needs one. What was fetched for it was verified
-/// before.
+/// The runtime doesn't check signatures, so it must not download an image that needs one. The agent verified content
+/// that it fetched.
 fn refuse_unverified(verification: Option<&Verification>) -> Result<Option<String>, PullError> {
     match verification.map(|verification| verification.mode) {
         None => Ok(None),
@@ -330,22 +330,22 @@ fn image_spec(reference: &str) -> ImageSpec {
     ImageSpec { image: reference.to_owned(), ..ImageSpec::default() }
 }
 
-/// Translates the pod sandbox for CRI, as the kubelet sends it for a pod; the task knows only labels and annotations.
+/// Converts the pod sandbox for CRI, as the kubelet sends it for a pod; the task has only labels and annotations.
 fn to_sandbox_config(sandbox: &SandboxMetadata) -> PodSandboxConfig {
     let SandboxMetadata { labels, annotations } = sandbox;
     let map = |entries: &BTreeMap<String, String>| entries.clone().into_iter().collect();
     PodSandboxConfig { labels: map(labels), annotations: map(annotations), ..PodSandboxConfig::default() }
 }
 
-/// Normalises an image id to `sha256:…`; CRI-O leaves out the algorithm. `None` if the text is not an id.
+/// Normalises an image id to `sha256:…`; CRI-O omits the algorithm. `None` if the text isn't an id.
 fn parse_image_id(text: &str) -> Option<String> {
     let digits = text.strip_prefix("sha256:").unwrap_or(text);
     let is_id = digits.len() == 64 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
     is_id.then(|| format!("sha256:{digits}"))
 }
 
-/// Picks the digest that is listed for the repository of a tag, if there is exactly one. Docker lists repositories as
-/// people write them, `nginx` for `docker.io/library/nginx`.
+/// Picks the digest that's listed for the repository of a tag, if there's exactly one. Docker lists repositories in
+/// their short form, `nginx` for `docker.io/library/nginx`.
 fn pick_digest(name: &str, repo_digests: &[String]) -> Option<String> {
     let repository = |text: &str| Some(Reference::parse(text).ok()?.normalized().name());
     let own = repository(name)?;

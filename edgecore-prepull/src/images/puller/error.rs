@@ -1,5 +1,5 @@
-//! Errors of a pull: their class, which decides what happens next, their code, by which tools group them, and a message
-//! without secrets.
+//! Errors of a pull: their class, which decides on the next attempt, their code, which groups them in tools, and a
+//! message without secrets.
 
 use std::time::Duration;
 
@@ -7,19 +7,19 @@ use prepull_api::failure::FailureCode;
 use prepull_api::wire::truncate_reason;
 use prepull_registry::{Kind, RegistryError};
 
-/// What a failure means for the next attempt.
+/// The consequence of a failure for the next attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ErrorClass {
     /// May pass by itself: a broken link, a busy registry. Unknown errors count as transient.
     Transient,
-    /// The disk of the container runtime is full. May pass, but not while what this pull has fetched stays there.
+    /// The disk of the container runtime is full. May pass, but not before the content of this pull is removed.
     NoSpace,
-    /// The image would not fit, by an estimate made before anything of it was written. May pass when images are removed,
-    /// and what earlier attempts have fetched is not in the way: it has been counted.
+    /// The image wouldn't fit, by an estimate before its first byte. May pass when images are removed. Content of
+    /// earlier attempts is already counted, so it isn't in the way.
     NoRoom,
     /// The container runtime does not answer. Not counted as an attempt, because no registry was asked.
     RuntimeDown,
-    /// The container runtime stopped answering during the pull. It was restarted, or the image makes it die.
+    /// The container runtime stopped answering during the pull. It was restarted, or the image crashes it.
     RuntimeLost,
     /// The registry refuses this credential. Another one may be accepted.
     Auth,
@@ -44,7 +44,7 @@ impl ErrorClass {
         }
     }
 
-    /// Code of an error of which no more than its class is known.
+    /// Code of an error with a known class and no more details.
     fn usual_code(self) -> FailureCode {
         match self {
             Self::Transient => FailureCode::Other,
@@ -61,9 +61,9 @@ impl ErrorClass {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct PullError {
-    /// What the failure means for the next attempt.
+    /// The consequence for the next attempt.
     pub class: ErrorClass,
-    /// What the failure is called in the status, the metrics and the events.
+    /// Name of the failure in the status, the metrics and the events.
     pub code: FailureCode,
     /// One line for a person, without secrets, of at most [`prepull_api::wire::MAX_REASON`] bytes.
     pub message: String,
@@ -72,7 +72,7 @@ pub struct PullError {
 }
 
 impl PullError {
-    /// An error with this message, from which secrets are removed, and with the code that is usual for the class.
+    /// An error with this message, from which secrets are removed, and with the usual code of the class.
     pub(crate) fn new(class: ErrorClass, message: impl AsRef<str>) -> Self {
         let message = redact(message.as_ref());
         Self { class, code: class.usual_code(), message, retry_after: None }
@@ -95,7 +95,7 @@ impl From<RegistryError> for PullError {
             Kind::NoConnection | Kind::Unreachable | Kind::TooSlow => {
                 (ErrorClass::Transient, FailureCode::Unreachable)
             }
-            // What a registry sends may be right the next time.
+            // A registry's wrong answer may be right the next time.
             Kind::Server { .. } | Kind::Protocol | Kind::DigestMismatch => {
                 (ErrorClass::Transient, FailureCode::RegistryError)
             }
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_lose_the_user_and_the_query_of_their_urls() {
+    fn messages_lose_users_and_queries_of_urls() {
         for (text, redacted) in [
             (
                 "Get \"https://user:hunter2@mirror.example/v2/a\": EOF",

@@ -14,13 +14,13 @@ use super::{ErrorClass, Present, ProgressSink, PullError, PullRequest, Pulled, P
 /// Course of one fake pull.
 #[derive(Clone, Debug)]
 pub(crate) enum Act {
-    /// Succeeds after so many seconds, and reports bytes after each half of them.
+    /// Succeeds after this many seconds, and reports bytes after each half of them.
     Take(u64),
     /// Has all bytes after the first number of seconds, and succeeds after the second one.
     Unpack(u64, u64),
     /// Fails with this class and message.
     Fail(ErrorClass, &'static str),
-    /// Fails because the registry asks to be left alone for so many seconds.
+    /// Fails because the registry asks for a wait of this many seconds.
     Busy(u64),
     /// Succeeds with this password, and answers 401 otherwise.
     Password(&'static str),
@@ -42,35 +42,35 @@ pub(crate) struct State {
     pub(crate) sandboxes: Vec<Option<SandboxMetadata>>,
     pub(crate) passwords: Vec<Option<String>>,
     pub(crate) running: usize,
-    /// Most pulls that ran at the same time.
+    /// Largest number of concurrent pulls.
     pub(crate) most: usize,
     pub(crate) dropped: Vec<String>,
     pub(crate) given_up: Vec<String>,
-    /// What was wanted whenever the rest was to be released, and whether all of the rest.
+    /// The arguments of each release: the wanted references, and whether to release all others.
     pub(crate) released: Vec<(Vec<String>, bool)>,
-    /// Whether unfinished pulls have left something.
+    /// Whether unfinished pulls have left content.
     pub(crate) leftovers: bool,
-    /// Errors that the next questions about the file system will meet.
+    /// Errors for the next requests about the file system.
     pub(crate) filesystem_errors: Vec<ErrorClass>,
-    /// How often what was pulled has been flushed to the disk.
+    /// Number of flushes.
     pub(crate) flushed: usize,
-    /// Whether what it pulls is on the disk then.
+    /// Whether a pull also flushes.
     pub(crate) pulls_to_disk: bool,
-    /// How long a flush takes.
+    /// Duration of a flush.
     pub(crate) flush_takes: Duration,
-    /// Questions about the version that will still find the runtime down.
+    /// Number of version requests that still find the runtime down.
     pub(crate) outages: usize,
-    /// Free percent of the file system.
+    /// Free percentage of the file system.
     pub(crate) free: u64,
-    /// Percent of the file system that images take which may be removed.
+    /// Percentage of the file system with removable images.
     pub(crate) removable: u64,
     /// Pinned references, each with the job that wants it.
     pub(crate) pins: Vec<(String, JobUid)>,
-    /// What is wrong with each image that is pulled.
+    /// Warning for each pulled image.
     pub(crate) warning: Option<String>,
-    /// Errors that the next pins will meet.
+    /// Errors for the next pins.
     pub(crate) pin_errors: Vec<PullError>,
-    /// Whether the runtime reports what is pinned.
+    /// Whether the runtime reports pinned images.
     pub(crate) confirms_pins: bool,
 }
 
@@ -184,7 +184,7 @@ impl Puller for Fake {
     }
 
     async fn flush(&self) {
-        // Whatever does not wait for this happens before it.
+        // Anything that doesn't wait for this happens before it.
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }

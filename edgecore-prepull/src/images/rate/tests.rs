@@ -15,8 +15,8 @@ fn rate(bytes: u64) -> Option<NonZeroU64> {
     NonZeroU64::new(bytes)
 }
 
-/// Lets streams that read pieces of these sizes take from the bucket for `seconds`. Returns when how many bytes passed,
-/// with the number of the stream.
+/// Lets streams that read pieces of these sizes take from the bucket for `seconds`. Returns the time, the stream and
+/// the bytes of each piece.
 async fn passed(bucket: &Bucket, streams: &[usize], seconds: u64) -> Vec<(Duration, usize, u64)> {
     let log = RefCell::new(Vec::new());
     let begun = Instant::now();
@@ -34,7 +34,7 @@ async fn passed(bucket: &Bucket, streams: &[usize], seconds: u64) -> Vec<(Durati
     log.into_inner()
 }
 
-/// The most and the fewest bytes that passed within ten seconds, whenever they began.
+/// The most and the fewest bytes within any ten seconds.
 fn extremes(log: &[(Duration, usize, u64)], seconds: u64) -> (u64, u64) {
     const WINDOW: Duration = Duration::from_secs(10);
     let from = (0..(seconds - WINDOW.as_secs()) * 20).map(|step| Duration::from_millis(step * 50));
@@ -46,7 +46,7 @@ fn extremes(log: &[(Duration, usize, u64)], seconds: u64) -> (u64, u64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn three_streams_together_keep_a_rate_within_two_percent_over_any_ten_seconds() {
+async fn three_streams_keep_a_rate_together() {
     let bucket = Bucket::new(rate(MIB));
     let log = passed(&bucket, &[16 * 1024, 64 * 1024, 128 * 1024], 40).await;
     let (most, least) = extremes(&log, 40);
@@ -55,7 +55,7 @@ async fn three_streams_together_keep_a_rate_within_two_percent_over_any_ten_seco
 }
 
 #[tokio::test(start_paused = true)]
-async fn streams_get_equal_shares_however_large_their_pieces_are() {
+async fn streams_get_equal_shares() {
     let bucket = Bucket::new(rate(MIB));
     let log = passed(&bucket, &[1 << 16, 1 << 17, 1 << 18], 60).await;
     for stream in 0..3 {
@@ -65,7 +65,7 @@ async fn streams_get_equal_shares_however_large_their_pieces_are() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pause_is_not_made_up_for_by_a_burst() {
+async fn a_pause_allows_no_burst() {
     let bucket = Bucket::new(rate(MIB));
     bucket.take(1).await;
     sleep(Duration::from_secs(3600)).await;
@@ -78,7 +78,7 @@ async fn a_pause_is_not_made_up_for_by_a_burst() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_rate_holds_at_once_also_for_those_who_wait() {
+async fn a_new_rate_holds_immediately() {
     let bucket = Arc::new(Bucket::new(rate(1024)));
     let begun = Instant::now();
     let waiting = tokio::spawn({
@@ -111,13 +111,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_rate_and_no_reader_lets_more_through_than_the_rate_allows(
+    fn the_rate_is_never_exceeded(
         bytes_per_second in 64_u64..(64 * MIB),
         pieces in prop::collection::vec(1_usize..(256 * 1024), 1..5),
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         let (most, _) = runtime.block_on(async {
-            // Pieces that the rate lets through in a moment, since a piece counts as a whole when its last byte passes.
+            // Allow one large piece, since a piece counts as a whole when its last byte passes.
             let largest = usize::try_from(bytes_per_second / 50).unwrap().max(1);
             let pieces: Vec<_> = pieces.iter().map(|piece| *piece.min(&largest)).collect();
             let bucket = Bucket::new(rate(bytes_per_second));

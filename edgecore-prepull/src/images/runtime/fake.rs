@@ -1,4 +1,4 @@
-//! Fake runtime service of CRI: answers `Version`, and nothing else. The end-to-end tests include it as well.
+//! Fake runtime service of CRI that only answers `Version`. The end-to-end tests include it as well.
 #![allow(clippy::unwrap_used)]
 
 use std::convert::Infallible;

@@ -1,7 +1,7 @@
 //! Search for the container runtime in the usual places.
 //!
-//! A socket alone proves nothing: the containerd of a Docker host, or beside CRI-O, has CRI switched off. So each is
-//! asked for its version, and the first that answers is used.
+//! A socket alone proves nothing: the containerd of a Docker host, or one beside CRI-O, has CRI switched off. So we ask
+//! each for its version, and use the first that answers.
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -17,8 +17,8 @@ use tracing::{info, warn};
 
 use super::socket::{connect, lazy_channel, was_not_connected};
 
-/// Sockets to look for, in this order, when no endpoint is configured. containerd's own socket comes before that of
-/// k3s (which RKE2 uses too), because k3s can be configured to use the system's containerd.
+/// Sockets to look for, in this order, if no endpoint is configured. containerd's own socket comes before that of k3s
+/// (which RKE2 uses too), because k3s can be configured to use the system's containerd.
 const USUAL_PLACES: [&str; 6] = [
     "/run/containerd/containerd.sock",
     "/run/k3s/containerd/containerd.sock",
@@ -27,33 +27,33 @@ const USUAL_PLACES: [&str; 6] = [
     "/run/crio/crio.sock",
     DOCKER,
 ];
-/// Where cri-dockerd speaks CRI for Docker.
+/// cri-dockerd's socket for Docker.
 const DOCKER: &str = "/run/cri-dockerd.sock";
-/// Longest wait for an answer: a runtime that serves says its version at once.
+/// Longest wait for an answer: a working runtime answers a version request immediately.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Reason why no runtime was found.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SearchError {
-    /// Nobody serves CRI in the usual places, each of which stands here with what is there.
+    /// No runtime serves CRI in the usual places. Lists each place with its finding.
     #[error("found no container runtime; looked at {}; name its socket with --runtime-endpoint unix:///…", .0.join(", "))]
     NotFound(Vec<String>),
-    /// A runtime was found, and does not serve yet.
+    /// A runtime was found, and doesn't serve yet.
     #[error("{0} does not serve CRI yet: {1} (another socket: --runtime-endpoint unix:///…)")]
     Starting(String, String),
 }
 
-/// What a usual place answers.
+/// The finding at a usual place.
 enum Finding {
     /// A runtime of this name and version.
     Runtime(String),
-    /// Somebody speaks CRI, or may do so soon.
+    /// A runtime that isn't ready, or may start soon.
     Starting(String),
-    /// Nobody speaks CRI there, for this reason.
+    /// No runtime serves CRI there, for this reason.
     Nothing(&'static str),
 }
 
-/// The usual places, and the one whose runtime has answered.
+/// The usual places, and the one with the runtime in use.
 #[derive(Debug)]
 pub(super) struct Search {
     places: Vec<PathBuf>,
@@ -74,13 +74,13 @@ impl Search {
         Self { places, docker, found: OnceLock::new(), searching: Mutex::new(()) }
     }
 
-    /// Returns the place whose runtime has answered, if one has.
+    /// The place with the runtime that has answered, if any.
     pub(super) fn found(&self) -> Option<&Path> {
         self.found.get().map(PathBuf::as_path)
     }
 
-    /// Finds the first place whose runtime answers, and stays with it: another one that answers earlier after a reboot
-    /// of both would have none of the images.
+    /// Finds the first place whose runtime answers, and keeps it: another one that answers earlier after a reboot of
+    /// both would have none of the images.
     pub(super) async fn find(&self) -> Result<&Path, SearchError> {
         let _one = self.searching.lock().await;
         if let Some(path) = self.found() {
@@ -94,7 +94,7 @@ impl Search {
                     self.warn_of_docker(place);
                     return Ok(self.found.get_or_init(|| place.clone()));
                 }
-                // Not the next one: it would be used for good.
+                // Don't try the next one, because it would be used for good.
                 Finding::Starting(why) => {
                     return Err(SearchError::Starting(place.display().to_string(), why));
                 }
@@ -104,7 +104,7 @@ impl Search {
         Err(SearchError::NotFound(looked_at))
     }
 
-    /// On a Docker host, the pods of the kubelet do not see what is pulled into containerd.
+    /// On a Docker host, the kubelet's pods don't see images in containerd.
     fn warn_of_docker(&self, place: &Path) {
         if place != self.docker && is_socket(&self.docker) {
             warn!(
@@ -135,8 +135,8 @@ async fn ask(place: &Path) -> Finding {
             Finding::Runtime(format!("{} {}", answer.runtime_name, answer.runtime_version))
         }
         Ok(Err(status)) if status.code() == Code::Unimplemented => Finding::Nothing("does not serve CRI v1"),
-        // The leftover of a runtime that has ended.
-        Ok(Err(status)) if was_not_connected(&status) => Finding::Nothing("nobody listens"),
+        // The socket of a runtime that has ended.
+        Ok(Err(status)) if was_not_connected(&status) => Finding::Nothing("no listener"),
         Ok(Err(status)) => Finding::Starting(status.message().to_owned()),
         Err(_) => Finding::Starting(format!("no answer within {PATIENCE:?}")),
     }

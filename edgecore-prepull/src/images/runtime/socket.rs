@@ -15,7 +15,7 @@ use tonic::transport::{Channel, Endpoint};
 #[error(transparent)]
 pub(super) struct NotConnected(pub(super) io::Error);
 
-/// Tells a runtime that was absent from one that went away during the request.
+/// Distinguishes a runtime that was absent from one that went away during the request.
 pub(in crate::images) fn was_not_connected(status: &Status) -> bool {
     std::iter::successors(status.source(), |&cause| cause.source()).any(<dyn Error>::is::<NotConnected>)
 }
@@ -34,6 +34,6 @@ where
         let stream = connect();
         async move { stream.await.map(TokioIo::new) }
     });
-    // tonic wants an address; a unix socket has none, and the connector ignores it.
+    // tonic needs an address; a unix socket has none, and the connector ignores it.
     Endpoint::from_static("http://runtime.invalid").connect_with_connector_lazy(connector)
 }

@@ -1,4 +1,4 @@
-//! Bundles of sigstore, version 0.3, as referrers of an image: an in-toto statement about the image in a signed envelope
+//! Sigstore bundles, version 0.3, as referrers of an image: an in-toto statement about the image in a signed envelope
 //! (DSSE), or a signature of the image's manifest itself.
 
 use base64::Engine;
@@ -10,20 +10,20 @@ use super::Flaw;
 use super::keys::Keys;
 use super::simple::{decode, shorten};
 
-/// Beginning of the format's name; its version follows.
+/// Prefix of the media type; its version follows.
 pub(super) const MEDIA_TYPE: &str = "application/vnd.dev.sigstore.bundle";
-/// Annotation with what the statement is about, where a registry passes it on.
+/// Annotation with the predicate type of the statement, if a registry passes it on.
 pub(super) const PREDICATE: &str = "dev.sigstore.bundle.predicateType";
-/// What a statement that an image is signed is called. Others are attestations: signed by the same key, maybe, but saying
-/// "this was built so" or "this has these flaws".
+/// Predicate type of a signature. Other types are attestations: perhaps signed by the same key, but with statements
+/// such as "built like this" or "has these vulnerabilities".
 pub(super) const SIGNED: &str = "https://sigstore.dev/cosign/sign/v1";
 
 const IN_TOTO: &str = "application/vnd.in-toto+json";
 const STATEMENTS: [&str; 2] = ["https://in-toto.io/Statement/v1", "https://in-toto.io/Statement/v0.1"];
-/// Most signatures of one envelope that are looked at. cosign makes one.
+/// Most signatures of one envelope that we check. cosign makes one.
 const MAX_SIGNATURES: usize = 4;
 
-/// A bundle, with what counts in it.
+/// The fields of a bundle that we use.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Bundle {
@@ -76,13 +76,13 @@ impl Bundle {
         serde_json::from_slice(content).map_err(|_| Flaw::Malformed("not a bundle of sigstore".to_owned()))
     }
 
-    /// Whether the manifest of the image is needed to check it.
+    /// Whether checking it needs the manifest of the image.
     pub(super) fn needs_manifest(&self) -> bool {
         self.dsse_envelope.is_none() && self.message_signature.is_some()
     }
 
-    /// Checks that it is signed by one of the keys, and is about the image. `manifest` is the content of the image's
-    /// manifest, where it [is needed](Self::needs_manifest).
+    /// Checks that one of the keys has signed it, and that it's about the image. `manifest` is the content of the
+    /// image's manifest, if [needed](Self::needs_manifest).
     pub(super) fn check(&self, digest: &str, manifest: Option<&[u8]>, keys: &Keys) -> Result<(), Flaw> {
         let by_other = || {
             let Material { certificate, x509_certificate_chain } = &self.verification_material;
@@ -104,8 +104,8 @@ impl Bundle {
 }
 
 impl Envelope {
-    /// What is in it, if one of the keys has signed that. What is signed is not the payload alone, but its type and the
-    /// lengths of both as well, so that none can be taken for another.
+    /// The payload, if one of the keys has signed it. The signature covers the type and the lengths as well as the
+    /// payload, so that no envelope passes for another.
     fn open(&self, keys: &Keys) -> Result<Option<Vec<u8>>, Flaw> {
         let payload = STANDARD.decode(&self.payload);
         let payload = payload.map_err(|_| Flaw::Malformed("not base64".to_owned()))?;

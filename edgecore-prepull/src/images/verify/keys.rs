@@ -8,21 +8,21 @@ use x509_parser::oid_registry::{OID_EC_P256, OID_KEY_TYPE_EC_PUBLIC_KEY, OID_SIG
 use x509_parser::prelude::FromDer;
 use x509_parser::x509::SubjectPublicKeyInfo;
 
-/// Most keys of a job: the texts that it may have, with a successor beside each.
+/// Most keys of a job: the texts that it may have, each with a successor.
 const MAX_KEYS: usize = 16;
 
-/// Keys, any of which may have signed.
+/// Keys. A signature by any of them is sufficient.
 pub(super) struct Keys(Vec<Key>);
 
 struct Key {
     key: UnparsedPublicKey<Vec<u8>>,
-    /// The same key for signatures of the message's SHA-512, of Ed25519 alone: cosign 2 signs the message, and cosign 3
+    /// The same key for signatures of the message's SHA-512, only for Ed25519: cosign 2 signs the message, and cosign 3
     /// its hash (Ed25519ph).
     of_hash: Option<VerifyingKey>,
 }
 
 impl Keys {
-    /// Reads texts in PEM. One key that cannot be read is an error: a person has meant it to count.
+    /// Parses PEM texts. A key that can't be read is an error, because its author expects it to count.
     pub(super) fn parse(texts: &[String]) -> Result<Self, String> {
         let mut keys = Vec::new();
         for (number, text) in texts.iter().enumerate() {

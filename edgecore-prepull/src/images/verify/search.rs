@@ -1,4 +1,4 @@
-//! The search for a signature that is valid: at each endpoint, at the tag, then among the referrers.
+//! The search for a valid signature: at each endpoint, first at the tag, then among the referrers.
 
 use std::collections::HashSet;
 
@@ -9,15 +9,15 @@ use super::bundle::{self, Bundle};
 use super::keys::Keys;
 use super::{Flaw, simple};
 
-/// Most signatures of an image that are looked at, in each of the two places. An image is signed once or twice; whoever
-/// could add hundreds of signatures could make each node fetch them.
+/// Most signatures of an image that we check, in each of the two places. An image is signed once or twice; with
+/// hundreds of signatures, an attacker could make each node fetch them.
 pub(super) const MAX_SIGNATURES: usize = 16;
-/// Most signatures that can't be read before we read no more of them: each may take the time of a dead connection.
+/// Most unreadable signatures before we stop reading: each may take the timeout of a dead connection.
 const MAX_FAILURES: usize = 4;
 /// Largest document, bundle or manifest of a signature. They have less than 2 KiB; a bundle with a certificate 8 KiB.
 pub(super) const MAX_DOCUMENT: u64 = 64 << 10;
-/// Types of referrers that may be signatures. Registries that do not know the type of an artifact say the one of its empty
-/// configuration.
+/// Types of referrers that may be signatures. Registries that don't know the type of an artifact report that of its
+/// empty configuration.
 const REFERRERS: [&str; 3] = [
     bundle::MEDIA_TYPE,
     "application/vnd.oci.empty.v1+json",
@@ -28,13 +28,13 @@ pub(super) struct Search<'a> {
     repository: &'a Repository,
     image: &'a Descriptor,
     keys: &'a Keys,
-    /// The flaw that tells most, of those that were found.
+    /// The most informative flaw so far.
     worst: Option<Flaw>,
-    /// How many there were in a place, where not all of them were looked at.
+    /// The number of signatures in a place, if we didn't check all of them.
     cut: Option<usize>,
-    /// Manifests of signatures that were looked at, at an endpoint before.
+    /// Manifests of signatures that we checked at an earlier endpoint.
     seen: HashSet<String>,
-    /// What kept us from looking at something that may be the signature.
+    /// The failure to read something that may be the signature.
     failure: Option<RegistryError>,
     failures: usize,
 }
@@ -45,7 +45,7 @@ impl<'a> Search<'a> {
         Self { repository, image, keys, worst, cut, seen, failure, failures }
     }
 
-    /// Whether there is a valid signature. The endpoints are asked one after another, since a mirror may lack a signature
+    /// Whether there's a valid signature. We ask the endpoints one after another, since a mirror may lack a signature
     /// that the registry has.
     ///
     /// # Errors
@@ -93,8 +93,8 @@ impl<'a> Search<'a> {
         false
     }
 
-    /// Whether one of the signatures in this manifest is valid. One that can't be read is no reason to stop: the next may be
-    /// the one.
+    /// Whether one of the signatures in this manifest is valid. If one can't be read, we continue: the next may be
+    /// valid.
     async fn is_signed_by(&mut self, descriptor: &Descriptor, content: Option<Vec<u8>>) -> bool {
         if self.failures >= MAX_FAILURES || self.seen.contains(&descriptor.digest) {
             return false;
@@ -104,7 +104,7 @@ impl<'a> Search<'a> {
                 self.seen.insert(descriptor.digest.clone());
                 is_valid
             }
-            // A referrers list names a manifest that isn't there.
+            // A referrers list may name a missing manifest.
             Err(error) if error.kind == Kind::NotFound => {
                 self.note(Flaw::Missing);
                 false
@@ -116,7 +116,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Keeps the failure after which another attempt helps most.
+    /// Keeps the failure for which a retry is most likely to help.
     fn note_failure(&mut self, error: RegistryError) {
         self.failures += 1;
         if self.failure.as_ref().is_none_or(|kept| !may_pass(kept) && may_pass(&error)) {
@@ -124,12 +124,12 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Whether anything was found that may be a signature.
+    /// Whether we found anything that may be a signature.
     pub(super) fn has_found_flaw(&self) -> bool {
         self.worst.is_some()
     }
 
-    /// Why there is none.
+    /// Reason why there's no valid signature.
     pub(super) fn reason(&self) -> String {
         let flaw = match &self.worst {
             None => "the image is not signed".to_owned(),
@@ -221,7 +221,7 @@ fn may_pass(error: &RegistryError) -> bool {
     }
 }
 
-/// Whether a referrer may be a signature, as far as the list of referrers tells.
+/// Whether a referrer may be a signature, by its entry in the list.
 fn may_be_signature(referrer: &Descriptor) -> bool {
     let kind = referrer.artifact_type.as_deref().unwrap_or_default();
     let is_statement = referrer.annotations.get(bundle::PREDICATE).is_some_and(|kind| kind != bundle::SIGNED);

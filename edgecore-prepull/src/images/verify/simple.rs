@@ -1,5 +1,5 @@
-//! Signatures at the tag `sha256-….sig`: each layer is a small document, "simple signing", and its annotation the
-//! signature of that document.
+//! Signatures at the tag `sha256-….sig`: each layer is a small document, "simple signing", with its signature in an
+//! annotation.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -12,7 +12,7 @@ use super::keys::Keys;
 pub(super) const MEDIA_TYPE: &str = "application/vnd.dev.cosign.simplesigning.v1+json";
 /// Annotation with the signature.
 pub(super) const ANNOTATION: &str = "dev.cosignproject.cosign/signature";
-/// What the document says that it is.
+/// Accepted types of the document.
 const TYPES: [&str; 2] = ["cosign container image signature", "atomic container signature"];
 /// Longest signature in base64. ECDSA and Ed25519 take 96.
 const MAX_SIGNATURE: usize = 1024;
@@ -35,7 +35,7 @@ struct Image {
     digest: String,
 }
 
-/// Checks that the document is signed by one of the keys, and is about the image.
+/// Checks that one of the keys has signed the document, and that it's about the image.
 pub(super) fn check(digest: &str, document: &[u8], signature: &str, keys: &Keys) -> Result<(), Flaw> {
     if !keys.have_signed(document, &decode(signature)?) {
         return Err(Flaw::OtherKey);
@@ -57,7 +57,7 @@ pub(super) fn decode(signature: &str) -> Result<Vec<u8>, Flaw> {
     STANDARD.decode(signature.trim()).map_err(|_| Flaw::Malformed("not base64".to_owned()))
 }
 
-/// A text of the signer, for a message.
+/// A text of the signer, shortened for a message.
 pub(super) fn shorten(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(100).collect()
 }

@@ -10,7 +10,7 @@ use super::bundle::{Bundle, SIGNED};
 use super::keys::Keys;
 use super::{Flaw, simple};
 
-/// Made by cosign 2.5.0 and 3.1.1, with a key pair of their own and with one of OpenSSL's that they have imported.
+/// Made by cosign 2.5.0 and 3.1.1, with their own key pair and with an imported one of OpenSSL.
 const ECDSA: &str = "-----BEGIN PUBLIC KEY-----
 MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAE57K22xZcQ+RGpa+ey352FOzog7tL
 6AWVQ3sqyqOWXUnorjfWsgebSZqum8ZeYpEun38WoGCuVupzFpf4p8Ggsw==
@@ -39,7 +39,7 @@ fn keys(texts: &[&str]) -> Keys {
 
 type Sign = Box<dyn Fn(&[u8]) -> Vec<u8>>;
 
-/// A key pair of this test: its public key in PEM, and what signs.
+/// A key pair of this test: its public key in PEM, and its signing function.
 struct Pair {
     pem: String,
     sign: Sign,
@@ -87,7 +87,7 @@ fn statement(digest: &str, predicate: &str) -> Vec<u8> {
 }
 
 #[test]
-fn what_cosign_signs_is_valid_for_its_key_and_for_its_image_only() {
+fn a_signature_is_for_key_and_image() {
     for (key, signature) in [(ECDSA, BY_ECDSA), (ED25519, BY_ED25519)] {
         let document = DOCUMENT.as_bytes();
         assert_eq!(simple::check(OF_TAG, document, signature, &keys(&[key])), Ok(()));
@@ -111,7 +111,7 @@ fn what_cosign_signs_is_valid_for_its_key_and_for_its_image_only() {
 }
 
 #[test]
-fn what_a_key_has_signed_must_say_that_the_image_is_signed() {
+fn the_payload_must_state_a_signature() {
     let kind = "application/vnd.in-toto+json";
     for Pair { pem, sign } in pairs() {
         let keys = keys(&[&pem]);
@@ -130,18 +130,18 @@ fn what_a_key_has_signed_must_say_that_the_image_is_signed() {
         let nothing =
             json!({"_type": "https://in-toto.io/Statement/v1", "subject": [], "predicateType": SIGNED});
         assert_eq!(check(nothing.to_string().as_bytes(), kind), Err(Flaw::OtherImage(String::new())));
-        // The same hexadecimal digits of another algorithm are another image.
+        // The same hexadecimal digits under another algorithm are another image.
         let hex = OF_TAG.strip_prefix("sha256:").unwrap();
         assert!(matches!(
             check(&statement(&format!("sha512:{hex}"), SIGNED), kind),
             Err(Flaw::OtherImage(_))
         ));
-        // Two subjects with one name each: whoever reads the first, and whoever reads the last, sees the same.
+        // Two subjects with one name each: readers of the first and of the last see the same.
         let twice = format!(
             r#"{{"_type":"https://in-toto.io/Statement/v1","predicateType":"{SIGNED}","subject":[],"subject":[]}}"#
         );
         assert!(matches!(check(twice.as_bytes(), kind), Err(Flaw::Malformed(_))));
-        // A document of the other format, signed by the key, under a type that it was not signed with.
+        // A document of the other format, signed by the key with another type.
         let signature = STANDARD.encode(sign(DOCUMENT.as_bytes()));
         let envelope = json!({"payload": STANDARD.encode(DOCUMENT), "payloadType": kind, "signatures": [{"sig": signature}]});
         let confused = bundle(&json!({"dsseEnvelope": envelope})).unwrap().check(OF_TAG, None, &keys);
@@ -157,7 +157,7 @@ fn what_a_key_has_signed_must_say_that_the_image_is_signed() {
 }
 
 #[test]
-fn a_signature_of_the_manifest_itself_counts() {
+fn a_signature_of_the_manifest_counts() {
     let manifest = b"{\"schemaVersion\":2}";
     for Pair { pem, sign } in pairs() {
         let keys = keys(&[&pem]);
@@ -168,7 +168,7 @@ fn a_signature_of_the_manifest_itself_counts() {
         assert_eq!(right.check(OF_TAG, Some(manifest), &keys), Ok(()));
         assert_eq!(right.check(OF_TAG, Some(b"another"), &keys), Err(Flaw::OtherKey));
         assert!(matches!(right.check(OF_TAG, None, &keys), Err(Flaw::Malformed(_))));
-        // Both at once: neither is the one that the bundle is for.
+        // Both together are ambiguous, so the bundle is rejected.
         let mut both = signed(manifest);
         both["dsseEnvelope"] = envelope(&statement(OF_TAG, SIGNED), "application/vnd.in-toto+json", &sign);
         assert!(matches!(
@@ -179,7 +179,7 @@ fn a_signature_of_the_manifest_itself_counts() {
 }
 
 #[test]
-fn signatures_without_key_and_malformed_ones_have_their_own_reasons() {
+fn malformed_signatures_have_their_reasons() {
     let [Pair { pem, sign }, _] = pairs();
     let foreign = keys(&[ED25519]);
     let kind = "application/vnd.in-toto+json";
@@ -203,7 +203,7 @@ fn signatures_without_key_and_malformed_ones_have_their_own_reasons() {
 }
 
 #[test]
-fn of_several_flaws_the_one_that_tells_most_is_told() {
+fn the_most_informative_flaw_is_reported() {
     let ordered = [
         Flaw::Malformed("x".to_owned()),
         Flaw::TooLarge(1),
@@ -216,7 +216,7 @@ fn of_several_flaws_the_one_that_tells_most_is_told() {
 }
 
 #[test]
-fn a_key_that_cannot_be_used_is_named_with_what_is_wrong() {
+fn an_unusable_key_is_named() {
     let p384 = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P384_SHA384).unwrap().public_key_pem();
     let garbage = pem(b"garbage");
     let trailing = {

@@ -1,4 +1,4 @@
-//! State of one task in memory, and its transitions.
+//! The state of one task in memory, and its transitions.
 
 use std::time::{Duration, Instant};
 
@@ -11,31 +11,30 @@ use super::record::{TaskRecord, summary};
 use super::time::Now;
 use super::windows::{LOOK_AT_CLOCK, NodeClock};
 
-/// Wait before a record that could not be written is written again: a full disk takes a while to empty, and a write
-/// costs next to nothing.
+/// Wait before we retry a failed write of a record: a full disk takes a while to empty, and a write costs next to
+/// nothing.
 pub(super) const PERSIST_RETRY: Duration = Duration::from_secs(5);
 
-/// One task: its record, its stage, and what of the record is on the disk.
+/// One task: its record, its stage, and the state of the record on disk.
 #[derive(Debug)]
 pub(super) struct TaskEntry {
     record: TaskRecord,
-    /// Time of the acceptance. `None` for a task from before a restart, whose age only the wall clock knows.
+    /// Time of the acceptance. `None` for a task from before a restart: then only the wall clock gives its age.
     accepted: Option<Instant>,
     stage: Stage,
     saving: Saving,
-    /// Whether the last assignment had terms of the download.
+    /// Whether the last assignment had download terms.
     limited: bool,
 }
 
-/// Progress of a task through the agent; the diagram is in [`super`].
+/// Stages of a task in the agent; the diagram is in [`super`].
 #[derive(Debug)]
 pub(super) enum Stage {
-    /// The first record is on its way to the disk. The cloud does not know yet that the task arrived.
+    /// The first record is being written. The cloud doesn't know yet that the task arrived.
     Storing(TaskTerms),
-    /// The task is from before a restart and waits for an `Assign` to bring the keys.
+    /// The task is from before a restart and waits for an `Assign` with the keys.
     NeedsKeys {
-        /// Moment at which the task ends without them. `None` for a task with windows: the cloud knows how much of its
-        /// time they have left.
+        /// Deadline of the wait. `None` for a task with windows, because only the cloud knows its remaining time.
         deadline: Option<Instant>,
     },
     /// The task is accepted and waits for its turn.
@@ -47,14 +46,14 @@ pub(super) enum Stage {
     },
     /// An executor works on the task.
     Running,
-    /// The record with the result is on its way to the disk. If the disk refuses it, the result is sent all the same:
-    /// a full disk must not silence the node.
+    /// The record with the result is being written. If the write fails, the result is sent anyway: a full disk must not
+    /// silence the node.
     Ending,
-    /// The result is on the disk.
+    /// The result is on disk.
     Ended,
 }
 
-/// How the record in memory relates to the one on the disk.
+/// The state of the record on disk.
 #[derive(Debug, PartialEq, Eq)]
 enum Saving {
     /// Both are the same.
@@ -72,7 +71,7 @@ enum Saving {
 }
 
 impl TaskEntry {
-    /// Takes a task that the cloud has assigned for the first time.
+    /// Creates a task from its first assignment.
     pub(super) fn assigned(
         assign: Assign,
         clock: &NodeClock,
@@ -90,7 +89,7 @@ impl TaskEntry {
         entry
     }
 
-    /// Takes up a task from the ledger after a restart.
+    /// Restores a task from the ledger after a restart.
     pub(super) fn restored(record: TaskRecord, now: Now, effects: &mut Vec<AgentEffect>) -> Self {
         let stage = if record.result.is_some() {
             Stage::Ended
@@ -100,7 +99,7 @@ impl TaskEntry {
         let all_ended = record.result.is_none() && record.images.iter().all(Option::is_some);
         let mut entry = Self { record, accepted: None, stage, saving: Saving::Saved, limited: false };
         if all_ended {
-            // The agent stopped between the last image and the result: no image is left that needs a key.
+            // The agent stopped between the last image and the result: no image needs a key any more.
             let images: Vec<_> = entry.record.images.iter().flatten().cloned().collect();
             let (outcome, reason) = summary(&entry.record.task, &images);
             entry.end(TaskEnd { outcome, reason, check: entry.record.check.clone(), images }, now, effects);
@@ -124,12 +123,12 @@ impl TaskEntry {
         matches!(self.stage, Stage::Running)
     }
 
-    /// Describes the task for `Hello`. `None` for one that is not on the disk yet: the cloud has to assign it again.
+    /// Describes the task for `Hello`. `None` if it isn't on disk yet: the cloud must assign it again.
     pub(super) fn open_task(&self) -> Option<OpenTask> {
         let phase = match self.stage {
             Stage::Storing(_) => return None,
             Stage::NeedsKeys { .. } => OpenPhase::NeedsKeys,
-            // A queued task counts as running: the cloud has nothing to do for it.
+            // A queued task counts as running, because the cloud needs to do nothing for it.
             Stage::Queued { .. } | Stage::Running => OpenPhase::Running,
             Stage::Ending if self.result_to_send().is_none() => OpenPhase::Running,
             Stage::Ending | Stage::Ended => OpenPhase::Finished,
@@ -138,8 +137,8 @@ impl TaskEntry {
         Some(OpenTask { task: self.record.id().clone(), phase, limited })
     }
 
-    /// Returns the result to send: one that is on the disk, or that the disk has refused. While a write is under way
-    /// there is none, and an acknowledgement counts for nothing: the write must not survive the removal of the task.
+    /// Returns the result to send: one that's on disk, or one that the disk has refused. During a write there's none,
+    /// and an acknowledgement is ignored: the write must not bring back a removed task.
     pub(super) fn result_to_send(&self) -> Option<&TaskResult> {
         match (&self.stage, &self.saving) {
             (Stage::Ended, _) | (Stage::Ending, Saving::Failed { .. }) => self.record.result.as_ref(),
@@ -164,7 +163,7 @@ impl TaskEntry {
         deadline.into_iter().chain(retry).min()
     }
 
-    /// Takes deadline and keys of an `Assign` that came again. A task that had waited for its keys gets `new_turn`.
+    /// Takes deadline and keys from a repeated `Assign`. A task that waited for its keys gets `new_turn`.
     pub(super) fn assign_again(
         &mut self,
         assign: Assign,
@@ -175,7 +174,7 @@ impl TaskEntry {
         effects: &mut Vec<AgentEffect>,
     ) {
         if matches!(self.stage, Stage::Ending | Stage::Ended) {
-            // Of an ending task, the result follows as soon as the disk has taken or refused it.
+            // For an ending task, the result follows as soon as the write has succeeded or failed.
             return self.send_result(connected, effects);
         }
         self.record.set_deadline(assign.remaining, now);
@@ -215,7 +214,7 @@ impl TaskEntry {
         }
     }
 
-    /// Goes on after a successful write. Returns whether the task has just become accepted.
+    /// Continues after a successful write. Returns whether the task has just been accepted.
     pub(super) fn on_persisted(
         &mut self,
         turn: u64,
@@ -232,7 +231,7 @@ impl TaskEntry {
                 self.stage = Stage::Queued { terms, turn };
                 return true;
             }
-            // The record that was written does not have the result yet; the next one has.
+            // The written record doesn't have the result yet; the next one does.
             Stage::Ending if outdated => self.stage = Stage::Ending,
             Stage::Ending => {
                 self.stage = Stage::Ended;
@@ -243,13 +242,13 @@ impl TaskEntry {
         false
     }
 
-    /// Plans to repeat a write that failed, and sends the result if that is what could not be written.
+    /// Schedules a retry of the failed write, and sends the result if that's what couldn't be written.
     pub(super) fn on_persist_failed(&mut self, connected: bool, now: Now, effects: &mut Vec<AgentEffect>) {
         self.saving = Saving::Failed { retry_at: now.after(PERSIST_RETRY) };
         self.send_result(connected, effects);
     }
 
-    /// Does what is due by now: ends a wait for keys, and repeats a failed write.
+    /// Handles timeouts: ends a wait for keys, and retries a failed write.
     pub(super) fn on_tick(&mut self, now: Now, effects: &mut Vec<AgentEffect>) {
         if let Stage::NeedsKeys { deadline: Some(deadline) } = self.stage
             && deadline <= now.monotonic
@@ -287,8 +286,8 @@ impl TaskEntry {
         self.save(effects);
     }
 
-    /// Stores the result of an image, unless it has one: an image that has ended stays as it ended. Where it was worked on,
-    /// the result gets the time of its end.
+    /// Stores the result of an image. An image that has ended keeps its first result. If the image was worked on, the
+    /// result gets the time of its end.
     pub(super) fn set_image_result(
         &mut self,
         index: usize,
@@ -315,7 +314,7 @@ impl TaskEntry {
         self.end(TaskEnd { outcome: TaskOutcome::Failed, reason, check, images }, now, effects);
     }
 
-    /// Ends a task that no executor works on.
+    /// Ends a task that has no executor.
     pub(super) fn stop(
         &mut self,
         outcome: TaskOutcome,
@@ -335,7 +334,7 @@ impl TaskEntry {
     /// Puts the result into the record and writes it.
     pub(super) fn end(&mut self, end: TaskEnd, now: Now, effects: &mut Vec<AgentEffect>) {
         let TaskEnd { outcome, reason, check, mut images } = end;
-        // Whoever worked on the images knows no times since the acceptance.
+        // The executor doesn't know when the task was accepted; take the times from the record.
         for (image, known) in images.iter_mut().zip(&self.record.images) {
             if let Some(known) = known {
                 (image.took, image.ended) = (known.took, known.ended);
@@ -369,7 +368,7 @@ impl TaskEntry {
                 effects.push(AgentEffect::Persist(Box::new(self.record.clone())));
             }
             Saving::Writing { outdated } => *outdated = true,
-            // The retry writes the record as it is by then.
+            // The retry writes the current record.
             Saving::Failed { .. } => {}
         }
     }

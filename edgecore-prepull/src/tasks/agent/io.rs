@@ -34,7 +34,7 @@ pub enum AgentEvent {
     Persisted(TaskId),
     /// The record of the last [`AgentEffect::Persist`] of this task could not be written.
     PersistFailed {
-        /// The task whose record is not on the disk.
+        /// The task with the unwritten record.
         task: TaskId,
         /// Error of the write.
         reason: String,
@@ -65,7 +65,7 @@ pub enum AgentEvent {
     Tick,
 }
 
-/// Something that the caller has to do after an event, in the order of the returned effects.
+/// Something that the caller must do after an event, in the order of the returned effects.
 #[derive(Clone, Debug, PartialEq)]
 pub enum AgentEffect {
     /// Write the record, flush it to the disk, and answer with [`AgentEvent::Persisted`] or

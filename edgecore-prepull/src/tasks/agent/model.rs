@@ -21,17 +21,17 @@ enum Step {
     /// The cloud assigns the task, or assigns it again.
     Assign(usize),
     Cancel(usize),
-    /// One message arrives; with `true` it will arrive again.
+    /// One message arrives. With `true` it arrives again later.
     ToEdge(bool),
     ToCloud(bool),
-    /// The first write under way succeeds.
+    /// The first pending write succeeds.
     Ledger,
     LedgerFails,
     /// The executor of a task ends one more image, or the task.
     Execute(usize),
     Connect,
     Disconnect,
-    /// The agent is killed after this many of the writes under way.
+    /// The agent is killed after this many of the pending writes.
     Kill(usize),
     Pass(u64),
 }
@@ -69,11 +69,11 @@ struct World {
     executors: HashMap<TaskId, (Box<Execution>, bool)>,
     to_edge: VecDeque<CloudMessage>,
     to_cloud: VecDeque<EdgeMessage>,
-    /// Tasks for which `Accepted` was sent and whose results are not acknowledged.
+    /// Tasks with `Accepted` sent and no acknowledged result.
     accepted: BTreeSet<TaskId>,
-    /// Results that were sent, of tasks that are not forgotten.
+    /// Sent results of tasks that haven't been forgotten.
     sent: HashMap<TaskId, TaskResult>,
-    /// Tasks whose last write failed: their results may be sent from memory.
+    /// Tasks with a failed last write: their results may be sent from memory.
     refused: BTreeSet<TaskId>,
     /// Results that the cloud has.
     results: HashMap<TaskId, TaskResult>,
@@ -114,8 +114,8 @@ impl World {
         self.check_queue();
     }
 
-    /// Asserts that no place stays free while a task waits, and that no task starts before one that has waited longer:
-    /// every running task ends, so every wait ends too.
+    /// Asserts that no place stays free while a task waits, and that no task overtakes one that has waited longer.
+    /// Every running task ends, so every wait ends too.
     fn check_queue(&mut self) {
         let entries = self.agent.tasks.iter();
         let waiting = entries.filter(|(_, entry)| matches!(entry.stage(), Stage::Queued { .. }));
@@ -221,8 +221,8 @@ impl World {
                 }
                 self.writes.clear();
                 self.refused.clear();
-                // A result that was never on the disk is forgotten: the task goes on, and may end in another way. The
-                // cloud keeps the first.
+                // A result that was never on disk is lost: the task continues, and may end differently. The cloud keeps
+                // the first result.
                 let disk = &self.disk;
                 self.sent.retain(|id, _| disk.get(id).is_some_and(|record| record.result.is_some()));
                 self.executors.clear();
@@ -315,7 +315,7 @@ impl World {
         }
     }
 
-    /// A session begins: the cloud assigns the tasks that it wants and the edge lacks.
+    /// Begins a session: the cloud assigns the tasks that it wants and the edge lacks.
     fn connect(&mut self) {
         if self.connected {
             return;
@@ -333,7 +333,7 @@ impl World {
         }
     }
 
-    /// Lets everything that is under way end, and asserts that nothing is left.
+    /// Completes all pending work, and asserts that nothing is left.
     fn settle(&mut self) {
         self.step(Step::Disconnect);
         self.connect();
@@ -343,8 +343,8 @@ impl World {
             self.step(Step::ToCloud(false));
             (0..TASKS).for_each(|n| self.step(Step::Execute(n)));
         }
-        // A task that the cloud no longer wants may be left: it was refused because a write failed, and a late
-        // `Assign` was then taken. It ends by its deadline.
+        // One task may be left that the cloud no longer wants: it was refused after a failed write, and then a late
+        // `Assign` was accepted. It ends by its deadline.
         self.step(Step::Pass(PERSIST_RETRY.as_secs().max(300)));
         for _ in 0..50 {
             self.step(Step::Ledger);
@@ -364,7 +364,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_accepted_task_ends_in_one_result_whatever_happens(
+    fn every_accepted_task_has_one_result(
         max_tasks in 1_u32..=3,
         steps in prop::collection::vec(step(), 0..120),
     ) {

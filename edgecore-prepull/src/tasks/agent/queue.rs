@@ -12,7 +12,7 @@ use super::entry::{Stage, TaskEntry};
 use super::io::AgentEffect;
 use super::time::Now;
 
-/// Turns of the queued tasks. The tasks themselves stay with the agent.
+/// The order of the queued tasks. The agent owns the tasks themselves.
 #[derive(Debug)]
 pub(super) struct Queue {
     max_tasks: NonZeroU32,
@@ -34,8 +34,8 @@ impl Queue {
         self.last_turn
     }
 
-    /// Starts queued tasks in the order of their turns, as long as fewer than `max_tasks` run. Call it after each
-    /// event: any may have ended a task or queued one.
+    /// Starts queued tasks in order, while fewer than `max_tasks` run. Call it after each event: any event may have
+    /// ended a task or queued one.
     pub(super) fn start_next(
         &self,
         tasks: &mut BTreeMap<TaskId, TaskEntry>,
@@ -61,7 +61,7 @@ impl Queue {
         }
     }
 
-    /// Ends queued tasks whose deadline has passed: they must not start any more.
+    /// Ends queued tasks past their deadline: they must not start any more.
     fn end_overdue(&self, tasks: &mut BTreeMap<TaskId, TaskEntry>, now: Now, effects: &mut Vec<AgentEffect>) {
         for entry in tasks.values_mut() {
             if let Stage::Queued { terms, .. } = entry.stage()

@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 use super::time::{BootTime, Now, WallClock};
 use crate::tasks::NOT_KNOWN;
 
-/// Format of [`TaskRecord`]. Raise it with each change that an older agent would misread.
+/// Format of [`TaskRecord`]. Increase it with each change that an older agent would misread.
 pub(crate) const RECORD_FORMAT: u32 = 1;
 
-/// One task as the ledger stores it. No field can hold a credential: after a restart the cloud sends the keys again.
+/// One task in the ledger. No field can hold a credential: after a restart the cloud sends the keys again.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TaskRecord {
@@ -28,10 +28,10 @@ pub struct TaskRecord {
     /// Time that was left to the deadline when it was last set.
     #[serde(with = "prepull_api::task::millis")]
     pub remaining: Duration,
-    /// The same time since boot. `None` in a record of an older agent.
+    /// The same as time since boot. `None` in a record of an older agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline_set_boot: Option<BootTime>,
-    /// Whether the task has windows, so that nobody here knows how much of its time is left.
+    /// Whether the task has windows. Then the node can't compute its remaining time.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub has_windows: bool,
     /// Outcome of the checks. `None` until they have run.
@@ -63,7 +63,7 @@ impl TaskRecord {
         }
     }
 
-    /// Replaces what only a newer agent knows, which has written the record: the cloud may be too old to know it.
+    /// Replaces values that only a newer agent knows: the cloud may be too old for them.
     pub(crate) fn without_unknown(mut self) -> Self {
         let TaskRecord { images, result, .. } = &mut self;
         if let Some(result) = result.as_mut().filter(|result| result.outcome == TaskOutcome::Other) {
@@ -87,17 +87,17 @@ impl TaskRecord {
         &self.task.id
     }
 
-    /// Sets the deadline anew.
+    /// Sets a new deadline.
     pub(super) fn set_deadline(&mut self, remaining: Duration, now: Now) {
         self.remaining = remaining;
         self.deadline_set = now.wall();
         self.deadline_set_boot = now.boot;
     }
 
-    /// Computes the time left after a restart of the agent, which is never more than there was. Since another boot it is
-    /// all of that: an edge may have run and may boot with a clock that is years off, so that nobody knows how long the
-    /// machine was away, and the cloud is to be asked before the task ends. The wall clock counts only for the record of
-    /// an older agent, and not where it is behind the record.
+    /// Computes the time left after a restart of the agent, which is never more than before. After a reboot it's all of
+    /// it: an edge may boot with a clock that is years off, so we don't know how long the machine was off, and the
+    /// cloud must decide before the task ends. The wall clock counts only for the record of an older agent, and not if
+    /// it's behind the record.
     pub(super) fn time_left(&self, now: Now) -> Duration {
         if let Some((set, now)) = self.deadline_set_boot.zip(now.boot) {
             return now.since(set).map_or(self.remaining, |since| self.remaining.saturating_sub(since));

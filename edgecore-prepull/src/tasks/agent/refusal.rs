@@ -1,4 +1,4 @@
-//! Answers to tasks that the agent does not take.
+//! Answers to tasks that the agent refuses.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use prepull_api::wire::{MAX_IMAGES, truncate_reason};
 
 use super::io::{AgentEffect, send_result};
 
-/// Builds the result of a task that is not taken. It is not written to the disk: a restart loses nothing, because the
-/// same task would be refused again.
+/// Builds the result of a refused task. It isn't written to disk: a restart loses nothing, because the same task would
+/// be refused again.
 pub(super) fn refuse(task: &Task, outcome: TaskOutcome, reason: &str) -> AgentEffect {
     let (image_outcome, code) = match outcome {
         TaskOutcome::Failed => (ImageOutcome::Failed, FailureCode::Internal),

@@ -13,7 +13,7 @@ use super::windows::{Counted, NodeClock};
 use crate::tasks::NOT_KNOWN;
 
 impl TaskTerms {
-    /// The terms of a task that no cloud has assigned: of this time, what lies in the node's windows counts.
+    /// The terms of a task without a cloud. Only time within the node's windows counts.
     pub(crate) fn by_hand(keys: Vec<Arc<Key>>, time: Duration, clock: &NodeClock, now: Instant) -> Self {
         let download = DownloadTerms::default();
         let openings = clock.openings(&download);
@@ -21,9 +21,9 @@ impl TaskTerms {
         Self { deadline: now + time, windows, keys, download: Arc::new(download) }
     }
 
-    /// Takes the terms of an assignment, with one key per image of `task`, which is the task as the ledger has it. A key
-    /// is used only for the reference that the cloud sent it for: if the cloud assigns the task again with other images,
-    /// no credential reaches another image.
+    /// Takes the terms of an assignment, with one key per image of `task`, which is the task in the ledger. A key is
+    /// used only for its own reference: if the cloud assigns the task again with other images, no credential reaches
+    /// another image.
     pub(super) fn of_assignment(task: &Task, assign: Assign, clock: &NodeClock, now: Now) -> Self {
         let deadline = now.after(assign.remaining);
         let openings = clock.openings(&assign.download);

@@ -99,7 +99,7 @@ pub(super) fn result_of(effects: &[AgentEffect]) -> TaskResult {
 }
 
 #[test]
-fn a_task_is_stored_then_accepted_then_started() {
+fn a_task_is_stored_accepted_then_started() {
     let mut harness = Harness::new();
     let task = task("a", 1, 2);
     let record = record_of(&harness.on(AgentEvent::Assign(assign(task.clone()))));
@@ -117,7 +117,7 @@ fn a_task_is_stored_then_accepted_then_started() {
 }
 
 #[test]
-fn a_result_is_stored_then_sent_and_kept_until_it_is_acknowledged() {
+fn a_result_is_stored_before_it_is_sent() {
     let mut harness = Harness::new();
     let task = task("a", 1, 1);
     harness.run(&task);
@@ -157,7 +157,7 @@ fn the_record_holds_no_credential() {
 }
 
 #[test]
-fn a_running_task_assigned_again_gets_new_terms_and_no_second_start() {
+fn a_reassigned_task_gets_new_terms_only() {
     let mut harness = Harness::new();
     let task = task("a", 1, 1);
     harness.run(&task);
@@ -176,7 +176,7 @@ fn a_running_task_assigned_again_gets_new_terms_and_no_second_start() {
 }
 
 #[test]
-fn after_a_restart_a_task_waits_for_keys_and_keeps_ended_images() {
+fn a_restored_task_keeps_ended_images() {
     let mut harness = Harness::new();
     let task = task("a", 1, 3);
     harness.run(&task);
@@ -199,7 +199,7 @@ fn after_a_restart_a_task_waits_for_keys_and_keeps_ended_images() {
 }
 
 #[test]
-fn a_restored_task_whose_images_have_all_ended_needs_no_keys() {
+fn a_restored_finished_task_needs_no_keys() {
     let mut harness = Harness::new();
     let task = task("a", 1, 2);
     let mut record = TaskRecord::new(task.clone(), Duration::from_secs(60), harness.now);
@@ -210,7 +210,7 @@ fn a_restored_task_whose_images_have_all_ended_needs_no_keys() {
 }
 
 #[test]
-fn a_task_that_waits_for_keys_ends_at_its_deadline() {
+fn missing_keys_end_a_task_at_its_deadline() {
     let mut harness = Harness::new();
     let task = task("a", 1, 2);
     let mut record = TaskRecord::new(task.clone(), Duration::from_secs(60), harness.now);
@@ -228,7 +228,7 @@ fn a_task_that_waits_for_keys_ends_at_its_deadline() {
 }
 
 #[test]
-fn a_clock_behind_the_record_grants_all_of_the_time_and_never_more() {
+fn a_clock_behind_grants_all_time() {
     let at = |millis| Now {
         wall: SystemTime::UNIX_EPOCH + Duration::from_millis(millis),
         boot: None,
@@ -243,23 +243,23 @@ fn a_clock_behind_the_record_grants_all_of_the_time_and_never_more() {
 }
 
 #[test]
-fn a_clock_that_jumps_ends_no_task_before_the_cloud_is_asked() {
+fn a_clock_jump_ends_no_task() {
     let mut harness = Harness::new();
     let task = task("a", 1, 1);
     let record = TaskRecord::new(task, Duration::from_secs(60), harness.now);
     harness.pass(20);
-    // The agent is restarted, and the clock was set meanwhile.
+    // The agent is restarted, and the clock was set in between.
     harness.now.wall += Duration::from_secs(365 * 24 * 3600);
     harness.restart(vec![record.clone()]);
     assert_eq!(harness.agent.next_tick(), Some(harness.now.monotonic + Duration::from_secs(40)));
-    // The machine was booted: nobody knows how long it was off.
+    // The machine was rebooted, and we don't know how long it was off.
     harness.now.boot = Some(BootTime { id: 2, millis: 30_000 });
     harness.restart(vec![record]);
     assert_eq!(harness.agent.next_tick(), Some(harness.now.monotonic + Duration::from_secs(60)));
 }
 
 #[test]
-fn a_cancel_stops_the_executor_and_its_result_stands() {
+fn a_stopped_executors_result_stands() {
     let mut harness = Harness::new();
     let task = task("a", 1, 1);
     let cancel = || AgentEvent::Cancel { task: task.id.clone(), reason: "job deleted".to_owned() };
@@ -276,7 +276,7 @@ fn a_cancel_stops_the_executor_and_its_result_stands() {
 }
 
 #[test]
-fn a_task_cancelled_while_it_is_stored_ends_with_a_stored_result() {
+fn a_cancel_during_the_write_is_stored() {
     let mut harness = Harness::new();
     let task = task("a", 1, 1);
     harness.on(AgentEvent::Assign(assign(task.clone())));
@@ -291,7 +291,7 @@ fn a_task_cancelled_while_it_is_stored_ends_with_a_stored_result() {
 }
 
 #[test]
-fn a_later_attempt_replaces_an_earlier_one_and_never_the_reverse() {
+fn a_later_attempt_replaces_an_earlier() {
     let mut harness = Harness::new();
     let (first, second) = (task("a", 1, 1), task("a", 2, 1));
     harness.run(&first);
@@ -309,7 +309,7 @@ fn a_later_attempt_replaces_an_earlier_one_and_never_the_reverse() {
 }
 
 #[test]
-fn tasks_beyond_the_bound_are_refused_without_a_record() {
+fn excess_tasks_are_refused_without_a_record() {
     let mut harness = Harness::new();
     for n in 0..MAX_OPEN_TASKS {
         harness.run(&task(&format!("job-{n}"), 1, 1));
@@ -324,7 +324,7 @@ fn tasks_beyond_the_bound_are_refused_without_a_record() {
 }
 
 #[test]
-fn a_record_that_cannot_be_written_refuses_a_new_task_and_delays_a_result() {
+fn a_failed_write_refuses_a_new_task() {
     let mut harness = Harness::new();
     let task = task("a", 1, 1);
     let failed = || AgentEvent::PersistFailed { task: task.id.clone(), reason: "no space left".to_owned() };
@@ -345,7 +345,7 @@ fn a_record_that_cannot_be_written_refuses_a_new_task_and_delays_a_result() {
 }
 
 #[test]
-fn a_result_that_the_disk_refuses_is_sent_from_memory() {
+fn an_unwritable_result_is_sent_from_memory() {
     let mut harness = Harness::new();
     let task = task("a", 1, 1);
     let failed = || AgentEvent::PersistFailed { task: task.id.clone(), reason: "no space left".to_owned() };
@@ -356,7 +356,7 @@ fn a_result_that_the_disk_refuses_is_sent_from_memory() {
     assert_eq!(harness.agent.open_tasks()[0].phase, OpenPhase::Finished);
     harness.on(AgentEvent::Disconnected);
     assert_eq!(result_of(&harness.on(AgentEvent::Connected)), result);
-    // The write is repeated. Until its outcome is known, the task is not forgotten.
+    // The write is retried. Until its outcome is known, the task isn't forgotten.
     harness.pass(5);
     assert!(record_of(&harness.on(AgentEvent::Tick)).result.is_some());
     assert_eq!(harness.on(acknowledged()), []);
@@ -366,7 +366,7 @@ fn a_result_that_the_disk_refuses_is_sent_from_memory() {
 }
 
 #[test]
-fn a_task_has_at_most_one_write_under_way() {
+fn a_task_has_one_pending_write() {
     let mut harness = Harness::new();
     let task = task("a", 1, 3);
     harness.run(&task);
@@ -380,7 +380,7 @@ fn a_task_has_at_most_one_write_under_way() {
 }
 
 #[test]
-fn a_key_serves_only_the_reference_that_it_was_sent_for() {
+fn a_key_serves_only_its_reference() {
     let mut harness = Harness::new();
     let old = task("a", 1, 3);
     harness.restart(vec![TaskRecord::new(old.clone(), Duration::from_secs(60), harness.now)]);
@@ -389,7 +389,7 @@ fn a_key_serves_only_the_reference_that_it_was_sent_for() {
     new.task.images[1].key = 7;
     let effects = harness.on(AgentEvent::Assign(new));
     let Some(AgentEffect::Start(execution)) = effects.last() else { panic!("{effects:?}") };
-    assert_eq!(execution.task, old, "what was accepted is what is done");
+    assert_eq!(execution.task, old, "the accepted task is carried out");
     let kinds: Vec<_> =
         execution.terms.keys.iter().map(|key| matches!(**key, Key::Credentials { .. })).collect();
     assert_eq!(kinds, [false, false, true]);
@@ -411,7 +411,7 @@ fn a_crashed_executor_fails_its_task() {
 }
 
 #[test]
-fn progress_is_sent_only_for_running_tasks_and_within_a_session() {
+fn progress_needs_a_running_task_and_session() {
     let mut harness = Harness::new();
     let task = task("a", 1, 1);
     let progress =

@@ -1,4 +1,4 @@
-//! The clocks of the agent: a monotonic one for deadlines, and others for what survives a restart.
+//! The clocks of the agent: a monotonic one for deadlines, and others for times that survive a restart.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -11,14 +11,14 @@ pub struct Now {
     pub monotonic: Instant,
     /// Wall clock, for times that must survive a restart.
     pub wall: SystemTime,
-    /// Time since the machine booted, for deadlines that must survive a restart. `None` if it cannot be read.
+    /// Time since the machine booted, for deadlines that must survive a restart. `None` if we can't read it.
     pub boot: Option<BootTime>,
 }
 
-/// Time since one boot of the machine. Nobody can set it, unlike the wall clock, and it goes on during sleep.
+/// Time since one boot of the machine. Unlike the wall clock it can't be set, and it continues during sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BootTime {
-    /// Which boot: a part of the kernel's random id of it.
+    /// Identifies the boot: a part of the kernel's random boot id.
     pub id: u64,
     /// Milliseconds since then.
     pub millis: u64,

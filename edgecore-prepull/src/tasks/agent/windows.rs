@@ -1,4 +1,4 @@
-//! Windows of a task: its deadline counts only the time in which it may download.
+//! Windows of a task: only time within them counts for its deadline.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -9,28 +9,28 @@ use prepull_window::{Openings, State};
 use super::io::TaskTerms;
 use super::time::Now;
 
-/// How long a clock on the wall is trusted: it may jump, on a machine without a battery by years.
+/// Time for which we trust the wall clock: it may jump, on a machine without a battery by years.
 pub(crate) const LOOK_AT_CLOCK: Duration = Duration::from_secs(60);
 
-/// 1971: what is before comes from a clock that isn't set.
+/// 1971: an earlier time is from a clock that isn't set.
 const FIRST_KNOWN: Timestamp = Timestamp::constant(365 * 24 * 3600, 0);
 
 /// The node's own time zone and windows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeClock {
-    /// Name of the time zone; `None` where it is not known, which means UTC.
+    /// Name of the time zone. `None` if it isn't known, which means UTC.
     pub time_zone: Option<String>,
-    /// Outside of these nothing is downloaded for any task; none: always.
+    /// No task downloads outside of these. Empty: no limit.
     pub windows: Vec<Window>,
 }
 
 impl NodeClock {
-    /// When the node may download, whatever the task.
+    /// Openings that apply to every task of the node.
     pub(crate) fn own_openings(&self) -> Openings {
         Openings::new(&self.windows, Duration::ZERO, self.time_zone.as_deref())
     }
 
-    /// When a task with these terms may download.
+    /// Openings of a task with these terms.
     pub(super) fn openings(&self, terms: &DownloadTerms) -> Openings {
         let zone = self.time_zone.as_deref();
         let of_task = Openings::new(&terms.windows, terms.delay, zone);
@@ -41,7 +41,7 @@ impl NodeClock {
 /// The windows of a task that has any.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Counted {
-    /// From when its time counts.
+    /// Start of its time.
     pub(super) since: Instant,
     pub(super) openings: Openings,
 }
@@ -52,26 +52,25 @@ impl TaskTerms {
         self.windows.is_some()
     }
 
-    /// The moment at which the time of the task is over. With windows it is as right as the clock on the wall: look
-    /// again after a minute.
+    /// The end of the task's time. With windows it depends on the wall clock: look again after a minute.
     pub fn deadline_at(&self, now: Now) -> Instant {
         let Some(Counted { since, openings }) = &self.windows else { return self.deadline };
-        // Nothing opens by a clock that isn't known, so that no time counts.
+        // No window opens while the time is unknown, so no time counts.
         let Some(wall) = timestamp(now.wall) else { return now.after(Duration::MAX) };
         let passed = now.monotonic.saturating_duration_since(*since);
-        // By the clock as it is now: what it has said before may have been wrong.
+        // Use the current clock: earlier readings may have been wrong.
         let Ok(begun) = wall.checked_sub(passed) else { return self.deadline };
         let end = openings.after(begun, self.deadline.saturating_duration_since(*since));
         let takes = Duration::try_from(end.duration_since(begun)).unwrap_or_default();
         now.since(*since, takes)
     }
 
-    /// Whether the time of the task is over.
+    /// Whether the task has used up its time.
     pub fn is_over(&self, now: Now) -> bool {
         self.deadline_at(now) <= now.monotonic
     }
 
-    /// Whether the task may download at this time, and how long that is so.
+    /// Whether the task may download at this time, and until when that holds.
     pub fn state(&self, wall: SystemTime) -> State {
         let Some(Counted { openings, .. }) = &self.windows else {
             return State { is_open: true, until: None };
@@ -80,7 +79,7 @@ impl TaskTerms {
         timestamp(wall).map_or(unknown, |wall| openings.state(wall))
     }
 
-    /// What the task waits for if it may not download at this time.
+    /// Explains the wait of a task that may not download at this time.
     pub(crate) fn explain_wait(&self, wall: SystemTime) -> Option<String> {
         let Counted { openings, .. } = self.windows.as_ref()?;
         match timestamp(wall) {
@@ -90,18 +89,18 @@ impl TaskTerms {
     }
 }
 
-/// What a task that is being carried out has had of its time, as somebody saw it who looked at the clock again and again.
-/// A clock that jumps into a window does not make it count what it has waited before.
+/// The time that a running task has used, from repeated looks at the clock. If the clock jumps into a window, the wait
+/// before that doesn't count.
 #[derive(Debug, Default)]
 pub(crate) struct OpenClock {
-    /// The terms that count, by when they were set; `None` before the first look.
+    /// Start of the current terms. `None` before the first look.
     since: Option<Instant>,
     spent: Duration,
     looked: Option<(Instant, bool)>,
 }
 
 impl OpenClock {
-    /// Looks at the clock. Returns when the time of the task is over, and when to look again at the latest.
+    /// Looks at the clock. Returns the end of the task's time, and the latest time for the next look.
     pub(crate) fn look(&mut self, terms: &TaskTerms, now: Now) -> (Instant, Instant) {
         let Some(Counted { since, openings }) = &terms.windows else {
             return (terms.deadline, terms.deadline);
@@ -115,7 +114,7 @@ impl OpenClock {
             self.spent +=
                 seen.map_or(Duration::ZERO, |(then, _)| now.monotonic.saturating_duration_since(then));
         } else {
-            // The time in the queue was seen by nobody: by the clock as it is now.
+            // There were no looks while the task was queued: use the current clock.
             self.since = Some(*since);
             let begun = wall.checked_sub(now.monotonic.saturating_duration_since(*since));
             self.spent = begun.map_or(Duration::ZERO, |begun| openings.open_between(begun, wall));
@@ -131,7 +130,7 @@ impl OpenClock {
     }
 }
 
-/// `None` for a time that no calendar has, or that comes from a clock that isn't set.
+/// `None` for a time outside the calendar, or from a clock that isn't set.
 pub(crate) fn timestamp(wall: SystemTime) -> Option<Timestamp> {
     Timestamp::try_from(wall).ok().filter(|time| *time >= FIRST_KNOWN)
 }
@@ -164,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_of_a_task_counts_while_a_window_is_open() {
+    fn only_open_windows_count() {
         let begun = Instant::now();
         let terms = terms(begun, 2 * 3600);
         // 23:00 in Berlin: one hour tonight, and one tomorrow.
@@ -175,21 +174,21 @@ mod tests {
     }
 
     #[test]
-    fn who_looks_at_the_clock_counts_what_was_open_when_it_looked() {
+    fn each_look_counts_open_time() {
         let begun = Instant::now();
         let terms = terms(begun, 1800);
         let mut clock = OpenClock::default();
-        // Noon: nothing is open, for a minute at least.
+        // Noon: closed, for a minute at least.
         let (_, look) = clock.look(&terms, now(begun, 0, "2026-01-10T11:00:00Z"));
         assert_eq!(look, begun + LOOK_AT_CLOCK);
-        // The clock jumps into the window: what was waited for does not count.
+        // The clock jumps into the window. The wait before that doesn't count.
         let (deadline, _) = clock.look(&terms, now(begun, 3600, "2026-01-10T00:10:00Z"));
         assert_eq!(deadline, begun + Duration::from_secs(3600 + 1800));
         let (deadline, look) = clock.look(&terms, now(begun, 3660, "2026-01-10T00:59:50Z"));
-        // A minute was counted, and ten seconds are left of this window.
+        // A minute has counted, and ten seconds of this window are left.
         assert_eq!(look, begun + Duration::from_secs(3670));
         assert_eq!(deadline, begun + Duration::from_secs(3670 + 23 * 3600 + 1800 - 70));
-        // The cloud sets the time anew.
+        // The cloud sets a new time.
         let again = self::terms(begun + Duration::from_secs(3665), 60);
         let (deadline, _) = clock.look(&again, now(begun, 3665, "2026-01-10T00:30:00Z"));
         assert_eq!(deadline, begun + Duration::from_secs(3725));
@@ -198,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_was_wrong_and_is_right_now_is_believed_now() {
+    fn a_corrected_clock_is_believed() {
         let begun = Instant::now();
         let terms = terms(begun, 1800);
         // The board boots in 1970, in the middle of the night: the time isn't known.
@@ -210,7 +209,7 @@ mod tests {
         assert!(deadline > begun + Duration::from_secs(30 * 24 * 3600), "no time counts");
         assert_eq!(look, begun + Duration::from_secs(7200) + LOOK_AT_CLOCK);
         assert!(!terms.is_over(now(begun, 600, "1970-01-01T00:20:00Z")));
-        // Then it learns that it is noon: nothing of that was open.
+        // Then it learns that it's noon: the window was closed.
         let noon = now(begun, 660, "2026-01-10T11:00:00Z");
         assert!(!terms.state(noon.wall).is_open);
         assert_eq!(terms.deadline_at(noon), begun + Duration::from_secs(660 + 13 * 3600 + 1800));

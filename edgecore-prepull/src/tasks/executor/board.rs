@@ -1,4 +1,4 @@
-//! Current state of each image of a task, and which part of it has been reported.
+//! The current state of each image of a task, and the part of it that has been reported.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub(super) struct ImageBoard {
     waits: Mutex<Waits>,
 }
 
-/// What the whole task waits for; empty if it does not wait.
+/// The reason for which the whole task waits; empty if it doesn't.
 #[derive(Debug, Default)]
 struct Waits {
     current: String,
@@ -29,12 +29,12 @@ struct Row {
     current: ImageProgress,
     reported: ImageProgress,
     result: Option<ImageResult>,
-    /// When the first attempt began.
+    /// Start of the first attempt.
     began: Option<Instant>,
 }
 
 impl ImageBoard {
-    /// A board on which the images that ended before a restart have their results.
+    /// A board with the results of images that ended before a restart.
     pub(super) fn new(done: &[Option<ImageResult>]) -> Self {
         let row = |(index, result): (usize, &Option<ImageResult>)| {
             let initial = initial_progress(index);
@@ -57,7 +57,7 @@ impl ImageBoard {
         }
     }
 
-    /// Notes that the image waits for its next attempt, after this failure.
+    /// Records that the image waits for its next attempt, after this failure.
     pub(super) fn begin_backoff(&self, index: usize, error: &PullError) {
         self.change(index, |current| {
             current.phase = ImagePhase::BackingOff;
@@ -66,7 +66,7 @@ impl ImageBoard {
         });
     }
 
-    /// Counts an attempt that begins.
+    /// Counts the start of an attempt.
     pub(super) fn begin_attempt(&self, index: usize) {
         if let Some(row) = self.lock().get_mut(index) {
             row.current.phase = ImagePhase::Pulling;
@@ -75,18 +75,19 @@ impl ImageBoard {
         }
     }
 
-    /// How long ago the first attempt began; `None` if none did.
+    /// Time since the start of the first attempt. `None` if there was none.
     pub(super) fn time_since_first_attempt(&self, index: usize) -> Option<Duration> {
         let began = self.lock().get(index)?.began?;
         Some(began.elapsed())
     }
 
-    /// Takes the attempt back, because no registry could be asked.
+    /// Takes the attempt back, because the runtime could ask no registry.
     pub(super) fn retract_attempt(&self, index: usize) {
         self.change(index, |current| current.attempts = current.attempts.saturating_sub(1));
     }
 
-    /// Takes the attempt back, because the task may not download any more, or not in this way. What was fetched stays.
+    /// Takes the attempt back, because the task may not download any more, or must do so differently. The content
+    /// stays.
     pub(super) fn interrupt_attempt(&self, index: usize) {
         self.change(index, |current| {
             current.phase = ImagePhase::Waiting;
@@ -98,7 +99,7 @@ impl ImageBoard {
         self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes what the task waits for. Returns whether that is new.
+    /// Records the reason for a wait. Returns whether it's new.
     pub(super) fn set_waits(&self, waits: String) -> bool {
         let mut now = self.lock_waits();
         let is_new = now.current != waits;
@@ -106,12 +107,12 @@ impl ImageBoard {
         is_new
     }
 
-    /// What the task waits for; empty if it does not wait.
+    /// The reason for which the task waits; empty if it doesn't.
     pub(super) fn waits(&self) -> String {
         self.lock_waits().current.clone()
     }
 
-    /// Whether what the task waits for has changed since the last call.
+    /// Whether the reason for waiting has changed since the last call.
     pub(super) fn take_new_waits(&self) -> bool {
         let mut waits = self.lock_waits();
         let is_new = waits.current != waits.reported;
@@ -124,7 +125,7 @@ impl ImageBoard {
         self.change(index, |current| current.bytes = Some(bytes));
     }
 
-    /// Ends the image. Returns the result with the attempts and bytes that the board has.
+    /// Ends the image. Returns the result with the attempts and bytes of the board.
     pub(super) fn end(&self, index: usize, mut result: ImageResult) -> ImageResult {
         if let Some(row) = self.lock().get_mut(index) {
             result.attempts = row.current.attempts;
@@ -154,8 +155,8 @@ impl ImageBoard {
         }
     }
 
-    /// Returns one result per image: images that have not ended become `Stopped` for this reason, with the code that
-    /// `code_of` makes of that of their last failure.
+    /// Returns one result per image. Images that haven't ended become `Stopped` for this reason; `code_of` derives
+    /// their code from that of their last failure.
     pub(super) fn results_if_stopped(
         &self,
         why: &str,

@@ -1,4 +1,4 @@
-//! Final state of a task, from the way in which its execution ended.
+//! The final state of a task, derived from the end of its execution.
 
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{CheckOutcome, ImageOutcome, ImageResult, TaskOutcome};
@@ -8,7 +8,7 @@ use super::board::ImageBoard;
 use crate::images::puller::PullError;
 use crate::tasks::agent::{Execution, TaskEnd, summary};
 
-/// The way in which an execution ended.
+/// The end of an execution.
 pub(super) enum Ending {
     /// The checks failed, or every image has ended.
     Completed,
@@ -18,7 +18,7 @@ pub(super) enum Ending {
     DeadlineExceeded,
 }
 
-/// Sums up outcome, reason and images. `trouble` is what kept the checks from ending, if anything did.
+/// Sums up outcome, reason and images. `trouble` is the error that kept the checks from ending, if any.
 pub(super) fn conclude(
     execution: &Execution,
     ending: Ending,
@@ -55,7 +55,7 @@ pub(super) fn conclude(
             (TaskOutcome::Cancelled, with_missing(&format!("cancelled: {reason}"), &images), images)
         }
         Ending::DeadlineExceeded => {
-            // What kept the image from its end says more than that it was kept.
+            // The error that delayed the image is more informative than the deadline.
             let trouble = trouble.map(|trouble| trouble.code);
             let images = board.results_if_stopped("the deadline passed", |last| {
                 last.or(trouble).unwrap_or(FailureCode::Timeout)

@@ -1,4 +1,4 @@
-//! Orders to a running execution: its deadline and keys, and the request to stop.
+//! Controls of a running execution: its deadline and keys, and the request to stop.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::cloud::clock::CloudClock;
 use crate::tasks::agent::{Now, OpenClock, TaskTerms};
 
-/// Orders that may change while a task runs. The caller that started the task holds the sender of the watch channel.
+/// Controls that may change while a task runs. The code that started the task holds the sender of the watch channel.
 #[derive(Clone, Debug)]
 pub struct TaskControl {
     /// Current deadline and keys.
@@ -18,7 +18,7 @@ pub struct TaskControl {
     pub stop: Option<String>,
 }
 
-/// Returns the current key of an image: a new `Assign` may have replaced it.
+/// Returns the current key of an image: a later `Assign` may have replaced it.
 pub(super) fn current_key(control: &watch::Receiver<TaskControl>, index: usize) -> Arc<Key> {
     let key = control.borrow().terms.keys.get(index).cloned();
     key.unwrap_or_else(|| {
@@ -26,14 +26,14 @@ pub(super) fn current_key(control: &watch::Receiver<TaskControl>, index: usize) 
     })
 }
 
-/// Waits for other orders: for ever if the sender is gone, since then they stay as they are.
+/// Waits for a change. Waits forever if the sender is gone, since then the controls stay as they are.
 pub(super) async fn changed(control: &mut watch::Receiver<TaskControl>) {
     if control.changed().await.is_err() {
         std::future::pending::<()>().await;
     }
 }
 
-/// Waits until the task is to stop, and returns the reason.
+/// Waits for a request to stop, and returns the reason.
 pub(super) async fn wait_for_stop(mut control: watch::Receiver<TaskControl>) -> String {
     loop {
         if let Some(reason) = &control.borrow_and_update().stop {
@@ -43,7 +43,7 @@ pub(super) async fn wait_for_stop(mut control: watch::Receiver<TaskControl>) -> 
     }
 }
 
-/// Waits until the deadline has passed, also if it moves meanwhile, as it does with the clock of a task with windows.
+/// Waits until the deadline has passed. The deadline may move, for instance with the clock of a task with windows.
 pub(super) async fn wait_for_deadline(mut control: watch::Receiver<TaskControl>, clock: &CloudClock) {
     let mut open = OpenClock::default();
     loop {

@@ -1,4 +1,4 @@
-//! Pulling of single images: attempts, backoff, and the limits that all tasks of the node share.
+//! Pulls single images: attempts, backoff, and the limits that all tasks of the node share.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -30,13 +30,13 @@ use crate::tasks::NOT_KNOWN;
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 /// Last ceiling of the wait between two attempts. A task usually has minutes; longer waits would waste them.
 const LAST_BACKOFF: Duration = Duration::from_secs(30);
-/// Longest wait between two attempts that a registry may ask for. One that counts requests asks for seconds or minutes; one
-/// that errs, or is not what it should be, must not keep a task from its other tries until the deadline. Asked too early,
-/// a registry says so again.
+/// Longest wait that a registry may request. A registry that rate-limits asks for seconds or minutes; one with a bug,
+/// or an impostor, must not delay a task's other attempts until the deadline. If we retry too early, a registry repeats
+/// its request.
 const LONGEST_ASKED_WAIT: Duration = Duration::from_secs(600);
 
-/// How often the runtime may end during the pull of an image before that counts as a failed attempt: an upgrade restarts
-/// it once or twice, and an image that takes more memory than there is makes it die each time.
+/// Number of times the runtime may end during the pull of an image before that counts as a failed attempt: an upgrade
+/// restarts it once or twice, but an image that needs more memory than there is crashes it each time.
 const PARDONED_OUTAGES: u32 = 2;
 
 /// Pulls images for all tasks of the node, a limited number at a time.
@@ -46,26 +46,26 @@ pub(super) struct ImagePulls<P> {
     pub(super) providers: Arc<Providers>,
     /// Source of random numbers from 0 to 1.
     pub(super) random: fn() -> f64,
-    /// What windows open by.
+    /// Clock for windows.
     pub(super) clock: Arc<CloudClock>,
     parallel: usize,
-    /// One permit per pull that may run on the node.
+    /// One permit per concurrent pull on the node.
     node_permits: Semaphore,
     locks: ReferenceLocks,
     pub(super) wanted: Wanted,
-    /// Where tries that fail are counted.
+    /// Counts failed attempts.
     pub(super) metrics: Option<Arc<Metrics>>,
-    /// Whether unfinished pulls may have left something in the runtime, also such from before a restart.
+    /// Whether unfinished pulls may have left content in the runtime, also before a restart.
     leftovers: AtomicBool,
 }
 
-/// What the images of one task share.
+/// State that the images of one task share.
 pub(super) struct TaskContext<'a> {
     pub(super) task: &'a TaskId,
     pub(super) board: &'a ImageBoard,
     pub(super) control: watch::Receiver<TaskControl>,
-    /// As many permits as the node has. They keep the images of a long task from queueing for the node's permits all
-    /// at once, which would starve a short task.
+    /// As many permits as the node has. Without them, the images of a long task would queue for the node's permits all
+    /// at the same time and starve a short task.
     pub(super) task_permits: Semaphore,
     /// The cap of the task.
     pub(super) bucket: &'a Bucket,
@@ -73,7 +73,7 @@ pub(super) struct TaskContext<'a> {
 
 impl<P: Puller> ImagePulls<P> {
     pub(super) fn new(puller: Arc<P>, parallel: NonZeroUsize) -> Self {
-        // A semaphore takes no more permits than this.
+        // A semaphore has an upper bound of permits.
         let parallel = parallel.get().min(Semaphore::MAX_PERMITS);
         Self {
             puller,
@@ -97,12 +97,12 @@ impl<P: Puller> ImagePulls<P> {
         self.leftovers.store(true, Ordering::Relaxed);
     }
 
-    /// Forgets that there are leftovers. A pull that begins from now on is noted again.
+    /// Clears the note of leftovers. A pull that begins from now on sets it again.
     pub(super) fn begin_tidying(&self) {
         self.leftovers.store(false, Ordering::Relaxed);
     }
 
-    /// Backoff between two attempts, or between two requests that the runtime does not answer.
+    /// Backoff between two attempts, or between two requests to a runtime that doesn't answer.
     pub(super) fn new_backoff() -> Backoff {
         Backoff::new(FIRST_BACKOFF, LAST_BACKOFF)
     }
@@ -125,15 +125,15 @@ impl<P: Puller> ImagePulls<P> {
         let mut result = loop {
             let error = match self.attempt(context, index, image).await {
                 Ok(Some(result)) => break result,
-                // It goes on when it may, and no try is lost by that.
+                // It continues later without losing an attempt.
                 Ok(None) => continue,
                 Err(error) => error,
             };
             if let Some(metrics) = &self.metrics {
                 metrics.count_failed_try(error.class, error.code);
             }
-            // After an error that may pass, the next attempt resumes the pull, or another task does. On a full disk,
-            // what was fetched is in the way, also of that attempt. A disk that is only estimated to get full isn't.
+            // After a transient error, the next attempt or another task resumes the pull. On a full disk, the fetched
+            // content is in the way of that attempt. If the disk was only estimated to get full, it isn't.
             let resumable = match error.class {
                 ErrorClass::Transient
                 | ErrorClass::NoRoom
@@ -145,7 +145,7 @@ impl<P: Puller> ImagePulls<P> {
             };
             match error.class {
                 _ if resumable => {}
-                // Also where another task wants it: that one needs the room too.
+                // Even if another task wants it, because that one needs the room too.
                 ErrorClass::NoSpace => self.give_up(&image.reference).await,
                 _ => self.give_up_unless_wanted(context.task, &image.reference).await,
             }
@@ -165,8 +165,8 @@ impl<P: Puller> ImagePulls<P> {
                 }
                 _ => break failed(&error),
             }
-            // At least half of the ceiling, so that a registry that restarts is not given up within a second. It comes on top
-            // of what the registry asks for, which it asks of a whole fleet at once.
+            // At least half of the ceiling, so that we don't give up on a restarting registry within a second. It's
+            // added to the wait that the registry requests from the whole fleet at the same time.
             let asked = error.retry_after.unwrap_or_default().min(LONGEST_ASKED_WAIT);
             let wait = asked + backoff.next(0.5 + (self.random)() / 2.0);
             let (class, code) = (error.class.as_str(), error.code.as_str());
@@ -178,7 +178,7 @@ impl<P: Puller> ImagePulls<P> {
         board.end(index, result)
     }
 
-    /// Whether every image of these is there and isn't asked for at a registry.
+    /// Whether all of these images are present and need no request to a registry.
     pub(super) async fn needs_no_link(&self, images: impl Iterator<Item = &ImageTask>) -> bool {
         for image in images {
             let is_there = match image.policy {
@@ -195,22 +195,22 @@ impl<P: Puller> ImagePulls<P> {
         true
     }
 
-    /// Gives up the reference for this task, unless another task goes on with it.
+    /// Releases the reference for this task, unless another task will resume it.
     pub(super) async fn give_up_unless_wanted(&self, task: &TaskId, reference: &str) {
         if !self.wanted.by_another(task, reference) {
             self.give_up(reference).await;
         }
     }
 
-    /// Has the puller release what unfinished pulls of this reference have fetched, unless one is running.
+    /// Has the puller release the content of unfinished pulls of this reference, unless one is running.
     async fn give_up(&self, reference: &str) {
         if let Some(_guard) = self.locks.try_lock(reference) {
             self.puller.give_up(reference).await;
         }
     }
 
-    /// Pulls the image, once the task may download. `None`: the window has closed meanwhile, or what its signature must
-    /// be has changed.
+    /// Pulls the image, once the task may download. `None`: the window has closed in between, or the required
+    /// signatures have changed.
     async fn attempt(
         &self,
         context: &TaskContext<'_>,
@@ -218,7 +218,7 @@ impl<P: Puller> ImagePulls<P> {
         image: &ImageTask,
     ) -> Result<Option<ImageResult>, PullError> {
         match image.policy {
-            // To look at what is there takes no link.
+            // Looking at present images takes no link.
             PullPolicy::Never => {}
             PullPolicy::Other => return Err(unknown_policy()),
             PullPolicy::IfNotPresent => {
@@ -228,7 +228,7 @@ impl<P: Puller> ImagePulls<P> {
                 }
                 wait_until(true, context.control.clone(), &self.clock).await;
             }
-            // Even by digest: it's asked for at the registry, which may refuse it to the job's credential.
+            // Even by digest: the runtime asks the registry, which may refuse the job's credential.
             PullPolicy::Always => wait_until(true, context.control.clone(), &self.clock).await,
         }
         // The lock comes first: an image that waits for another pull of the same reference must not hold a permit that
@@ -252,7 +252,7 @@ impl<P: Puller> ImagePulls<P> {
                 }
             }
             PullPolicy::Always | PullPolicy::Other => {
-                // The one before may have pulled it without looking at its signature.
+                // The previous pull may not have checked its signature.
                 let is_verified = context.control.borrow().terms.download.verify.is_some();
                 let recent = recent.as_ref().filter(|_| !is_verified);
                 if let Some(pulled) = recent.and_then(|recent| recent.if_pulled_with(&key)) {
@@ -262,7 +262,7 @@ impl<P: Puller> ImagePulls<P> {
             }
         }
 
-        // Only now: an image that is there needs no key.
+        // Only now: an image that's present needs no key.
         if let Key::Unavailable { reason } = &*key {
             let error = PullError::new(ErrorClass::Permanent, reason);
             return Err(error.with_code(FailureCode::SecretUnusable));
@@ -301,7 +301,7 @@ impl<P: Puller> ImagePulls<P> {
             }
         };
         let pulled = tokio::select! {
-            // In this order: what ends in the very moment in which the window closes has ended.
+            // Biased: a pull that ends at the very moment when the window closes has ended.
             biased;
             pulled = within(image.timeout, &asking, pull) => pulled,
             () = interrupted => {
@@ -311,9 +311,9 @@ impl<P: Puller> ImagePulls<P> {
         };
         match pulled {
             Ok(pulled) => {
-                // The disk of this image, and the link for the next one.
+                // The image now needs the disk; the next one can use the link.
                 drop((of_task, of_node));
-                // Before anybody learns of it: what is reported as pulled must outlive a power cut.
+                // Before we report it: an image that's reported as pulled must survive a power cut.
                 if !pulled.is_flushed {
                     self.puller.flush().await;
                 }
@@ -330,7 +330,7 @@ impl<P: Puller> ImagePulls<P> {
     }
 }
 
-/// Bounds one attempt by `timeoutSeconds`. Dropping the attempt stops the pull in the runtime; the next one resumes it.
+/// Limits one attempt to `timeoutSeconds`. Dropping the attempt stops the pull in the runtime; the next one resumes it.
 async fn within<T>(
     limit: Option<Duration>,
     asking: &AtomicBool,
@@ -347,7 +347,7 @@ async fn within<T>(
 }
 
 async fn acquire(permits: &Semaphore) -> Option<SemaphorePermit<'_>> {
-    // An error would mean that the semaphore is closed; these never are.
+    // This can't fail: an error would mean a closed semaphore, and we never close these.
     permits.acquire().await.ok()
 }
 

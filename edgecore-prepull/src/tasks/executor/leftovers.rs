@@ -1,4 +1,4 @@
-//! What unfinished pulls have left in the runtime: kept for those who want it, and released otherwise.
+//! Content of unfinished pulls in the runtime: kept for tasks that want it, and released otherwise.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -13,11 +13,11 @@ use super::image::ImagePulls;
 use crate::config::{Amount, Limits};
 use crate::images::puller::Puller;
 
-/// Interval of looking for leftovers, while there may be any: the kubelet waits for minutes before it evicts pods from a
-/// disk that has become full.
+/// Interval of looking for leftovers, while there may be any. The kubelet waits for minutes before it evicts pods from
+/// a full disk.
 const INTERVAL: Duration = Duration::from_secs(15);
-/// Leftovers that no task wants are kept as long as so much of the disk is free: with less, the kubelet begins to
-/// remove images, and cannot remove these.
+/// Leftovers that no task wants are kept while this much of the disk is free. Below it, the kubelet begins to remove
+/// images, and can't remove these.
 const ROOM: Amount = Amount::Percent(15);
 
 /// The images of the open tasks of the node, running or not.
@@ -31,7 +31,7 @@ impl Wanted {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps what was fetched of the images of a task, until [`Self::remove`].
+    /// Keeps the fetched content of a task's images, until [`Self::remove`].
     pub(super) fn add(&self, task: &Task) {
         let mut tasks = self.lock();
         if !tasks.contains_key(&task.id) {
@@ -57,7 +57,7 @@ impl Wanted {
     }
 }
 
-/// Releases leftovers that no task wants, for ever: after a day, or soon if the disk needs the room.
+/// Releases leftovers that no task wants, in an endless loop: after a day, or soon if the disk needs the room.
 pub(super) async fn keep_tidy<P: Puller>(images: &ImagePulls<P>, limits: &Limits) -> Infallible {
     loop {
         sleep(INTERVAL).await;

@@ -8,27 +8,27 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 use crate::by_key::ByKey;
 use crate::images::puller::Pulled;
 
-/// The pull that has just ended, for those who waited for the same reference.
+/// The last completed pull, for others that waited for the same reference.
 #[derive(Debug)]
 pub(super) struct RecentPull {
     key: Arc<Key>,
     pulled: Pulled,
 }
 
-/// Exclusive right to pull a reference, until it is dropped. Holds the pull that ended just before.
+/// Exclusive right to pull a reference, until it's dropped. Holds the last completed pull.
 pub(super) type ReferenceGuard = OwnedMutexGuard<Option<RecentPull>>;
 
-/// Locks of the references that are being pulled or waited for, and of no others.
+/// Locks of the references that are being pulled or waited for.
 #[derive(Debug, Default)]
 pub(super) struct ReferenceLocks(ByKey<Mutex<Option<RecentPull>>>);
 
 impl ReferenceLocks {
-    /// Waits until nobody else pulls the reference.
+    /// Waits until no other pull of the reference is running.
     pub(super) async fn lock(&self, reference: &str) -> ReferenceGuard {
         self.0.of(reference).lock_owned().await
     }
 
-    /// Returns `None` if somebody pulls the reference.
+    /// Returns `None` if a pull of the reference is running.
     pub(super) fn try_lock(&self, reference: &str) -> Option<ReferenceGuard> {
         self.0.of(reference).try_lock_owned().ok()
     }
@@ -39,7 +39,7 @@ impl RecentPull {
         Self { key: key.clone(), pulled: pulled.clone() }
     }
 
-    /// Returns the pull if this very key was used for it. With another key the registry has to be asked: it may refuse.
+    /// Returns the pull if it used the same key. With another key we must ask the registry, which may refuse.
     pub(super) fn if_pulled_with(&self, key: &Key) -> Option<&Pulled> {
         (*self.key == *key).then_some(&self.pulled)
     }

@@ -1,5 +1,5 @@
 //! Credentials of one pull attempt, in this order: those of the key; those of the node's credential providers, if the
-//! registry refuses the key's or the key has none; and anonymously only if there are no credentials at all.
+//! registry refuses the key's or the key has none; and anonymous access only if there are no credentials at all.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -61,7 +61,7 @@ struct Logins<'a, P> {
     of_key: Vec<&'a RegistryCredential>,
     /// Credentials of providers that the registry has refused.
     of_providers: Vec<RegistryCredential>,
-    /// The most telling refusal so far.
+    /// The most informative refusal so far.
     refusal: Option<PullError>,
 }
 
@@ -74,8 +74,8 @@ impl<P: Puller> Logins<'_, P> {
             PullRequest { credential, sandbox, terms: *terms, ..PullRequest::new(&image.reference) };
         match puller.pull(request, *progress).await {
             Ok(pulled) => Ok(Some(pulled)),
-            // "Not found" replaces a refusal, whichever came first: the registry accepted the credential, or hides
-            // what it has.
+            // "Not found" replaces a refusal, whichever came first: the registry has accepted the credential, or hides
+            // the image from it.
             Err(error) if error.class == ErrorClass::NotFound => {
                 self.refusal = Some(error);
                 Ok(None)
@@ -137,7 +137,7 @@ async fn pull_with_providers<P: Puller>(
     Ok(None)
 }
 
-/// Adds to the refusal which credentials were tried, and which providers had none.
+/// Adds the tried credentials, and the providers without one, to the refusal.
 fn explain_refusal<P>(logins: &Logins<'_, P>, key: &Key, answer: &Answer) -> PullError {
     let Logins { of_key, of_providers, refusal, .. } = logins;
     let Some(PullError { class, code, message, retry_after: _ }) = refusal else {
@@ -166,7 +166,7 @@ fn explain_refusal<P>(logins: &Logins<'_, P>, key: &Key, answer: &Answer) -> Pul
     if refused {
         notes.extend(answer.problems.iter().cloned());
     }
-    // A provider that did not answer may have had the right credential: the next attempt asks it again.
+    // A provider that didn't answer may have the right credential: the next attempt asks it again.
     let class = if refused && answer.failed { ErrorClass::Transient } else { *class };
     let error = if notes.is_empty() {
         PullError::new(class, message)

@@ -8,12 +8,12 @@ use tokio::time::sleep;
 use super::image::TaskContext;
 use crate::images::puller::{ErrorClass, Puller};
 
-/// Further tries while the runtime does not answer, and the wait before each: it may be restarting. The image is on the
-/// node, and no pin is worth more of the node's time.
+/// Waits before further attempts while the runtime doesn't answer: it may be restarting. The image is on the node, and
+/// a pin isn't worth more of the node's time.
 const RETRIES: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(4), Duration::from_secs(10)];
 
-/// Pins the image of a result for its task, and notes whether the runtime reports it. That it does not, or that pinning
-/// fails, fails no image.
+/// Pins the image of a result for its task, and records whether the runtime reports the pin. A missing pin doesn't fail
+/// the image.
 pub(super) async fn pin<P: Puller>(
     puller: &P,
     context: &TaskContext<'_>,
@@ -25,7 +25,7 @@ pub(super) async fn pin<P: Puller>(
         return;
     }
     let mut waits = RETRIES.into_iter();
-    // The job may be edited or deleted meanwhile.
+    // The job may be edited or deleted in between.
     while is_wanted() {
         let error = match puller.pin(&image.reference, result.id.as_deref(), &context.task.job).await {
             Ok(is_pinned) => {

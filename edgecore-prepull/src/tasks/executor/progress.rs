@@ -10,9 +10,9 @@ use tokio::time::sleep;
 
 use super::board::ImageBoard;
 
-/// Shortest interval between two progress updates of a task, whatever the cloud asks for.
+/// Shortest interval between two progress updates of a task, even if the cloud asks for more.
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
-/// Delay of the first progress update. It is short because somebody may be watching the job.
+/// Delay of the first progress update. It's short for people who watch the job.
 const FIRST_UPDATE: Duration = Duration::from_millis(200);
 
 /// News from the executor about a task that it works on.
@@ -20,11 +20,11 @@ const FIRST_UPDATE: Duration = Duration::from_millis(200);
 pub enum TaskUpdate {
     /// The checks have ended.
     Checked(CheckOutcome),
-    /// What has changed since the last update.
+    /// Changes since the last update.
     Progress {
         /// Images that have changed.
         images: Vec<ImageProgress>,
-        /// What the whole task waits for; empty if it does not wait.
+        /// The reason for which the whole task waits; empty if it doesn't.
         waits: String,
     },
     /// An image has ended for good.
@@ -58,7 +58,7 @@ impl ProgressPace {
         self.millis.store(millis, Ordering::Relaxed);
     }
 
-    /// Begins a new session: its listener has not received any earlier update.
+    /// Begins a new session: the cloud has received no earlier update in it.
     pub(crate) fn begin_session(&self) {
         self.session.fetch_add(1, Ordering::Relaxed);
     }
@@ -72,7 +72,7 @@ impl ProgressPace {
     }
 }
 
-/// Sends what changes on the board, for ever.
+/// Sends changes of the board, in an endless loop.
 pub(super) async fn send_progress(
     pace: &ProgressPace,
     board: &ImageBoard,
@@ -86,7 +86,7 @@ pub(super) async fn send_progress(
             session = now;
             board.mark_all_unreported();
         }
-        // The board is read only if there is room for the update: nothing may count as reported that was dropped.
+        // Read the board only if there's room for the update: a dropped update must not count as reported.
         if let Ok(permit) = updates.try_reserve() {
             let images = board.take_changes();
             if board.take_new_waits() || !images.is_empty() {

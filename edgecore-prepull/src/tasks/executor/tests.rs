@@ -103,7 +103,7 @@ use ImagePhase::{Done, Pulling};
 type Seen = (u32, ImagePhase, Option<u64>);
 
 #[tokio::test(start_paused = true)]
-async fn the_limit_of_parallel_pulls_holds_over_all_tasks() {
+async fn the_parallel_limit_spans_tasks() {
     let fake = Fake::new();
     let executor = executor(&fake);
     let begun = Instant::now();
@@ -112,7 +112,7 @@ async fn the_limit_of_parallel_pulls_holds_over_all_tasks() {
     let second = start(&executor, execution(vec![always("b0"), always("b1")]));
     let second = second.end.await.unwrap();
     assert_eq!(second.outcome, TaskOutcome::Succeeded);
-    // The short task waited for the pulls that ran when it came, not for the whole long task.
+    // The short task waited for the pulls that were running, and not for the whole long task.
     assert_eq!(begun.elapsed().as_secs(), 2);
     let first = first.end.await.unwrap();
     assert_eq!(outcomes(&first), [New; 6]);
@@ -166,7 +166,7 @@ async fn backoff_is_exponential_and_holds_no_permit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_registry_that_asks_to_wait_is_left_alone_for_so_long_and_the_backoff_within_reason() {
+async fn a_registrys_wait_is_obeyed_within_reason() {
     let fake = Fake::new();
     fake.script("a", [Act::Busy(40), Act::Busy(0), Act::Fail(ErrorClass::Transient, "EOF")]);
     let begun = Instant::now();
@@ -195,7 +195,7 @@ async fn an_outage_of_the_runtime_costs_no_attempt() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_outage_that_outlasts_the_deadline_is_in_the_reason() {
+async fn the_reason_names_a_long_outage() {
     let fake = Fake::new();
     fake.state.lock().unwrap().filesystem_errors = vec![ErrorClass::RuntimeDown; 1000];
     let begun = Instant::now();
@@ -204,11 +204,11 @@ async fn an_outage_that_outlasts_the_deadline_is_in_the_reason() {
     assert_eq!(begun.elapsed().as_secs(), 300);
     assert_eq!(end.reason, "the deadline passed; 1 of 1 images are missing; connection refused");
     assert_eq!(end.images[0].reason, "the deadline passed before its pull began");
-    assert_eq!(end.images[0].code, Some(Is::RuntimeDown), "what kept it from its end");
+    assert_eq!(end.images[0].code, Some(Is::RuntimeDown), "the cause of the delay");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_disk_that_cannot_be_read_is_asked_again_a_few_times() {
+async fn an_unreadable_disk_is_retried() {
     let fake = Fake::new();
     fake.state.lock().unwrap().filesystem_errors = vec![ErrorClass::Transient; 3];
     let end = run(&fake, execution(vec![always("a")])).await;
@@ -222,7 +222,7 @@ async fn a_disk_that_cannot_be_read_is_asked_again_a_few_times() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_pull_has_fetched_is_released_when_the_disk_is_full() {
+async fn a_full_disk_releases_partial_content() {
     let fake = Fake::new();
     let full = || Act::Fail(ErrorClass::NoSpace, "no space left on device");
     fake.script("huge", [full(), full()]);
@@ -237,7 +237,7 @@ async fn what_a_pull_has_fetched_is_released_when_the_disk_is_full() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_image_that_ends_the_runtime_again_and_again_is_given_up() {
+async fn an_image_that_crashes_the_runtime_fails() {
     let fake = Fake::new();
     let lost = || Act::Fail(ErrorClass::RuntimeLost, "broken pipe");
     fake.script("upgrade", [lost(), lost(), Act::Take(1)]);
@@ -250,7 +250,7 @@ async fn an_image_that_ends_the_runtime_again_and_again_is_given_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_fails_its_checks_pulls_nothing() {
+async fn failed_checks_prevent_pulls() {
     let fake = Fake::new();
     fake.state.lock().unwrap().free = 9;
     let mut run = start(&executor(&fake), execution(vec![always("a")]));
@@ -263,7 +263,7 @@ async fn a_node_that_fails_its_checks_pulls_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pull_policies_mean_what_they_mean_to_the_kubelet() {
+async fn policies_match_the_kubelets() {
     let fake = Fake::new();
     fake.state.lock().unwrap().present = vec!["old".to_owned()];
     let images = vec![
@@ -282,7 +282,7 @@ async fn pull_policies_mean_what_they_mean_to_the_kubelet() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_attempt_tries_all_credentials_in_order() {
+async fn an_attempt_tries_credentials_in_order() {
     let fake = Fake::new();
     fake.script("a", vec![Act::Password("right"); 3]);
     fake.script("b", vec![Act::Password("right"); 2]);
@@ -302,7 +302,7 @@ async fn one_attempt_tries_all_credentials_in_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unavailable_key_fails_its_image_without_a_request() {
+async fn an_unavailable_key_fails_its_image() {
     let fake = Fake::new();
     let mut execution = execution(vec![always("a"), always("b")]);
     let reason = "secret default/a is missing".to_owned();
@@ -313,7 +313,7 @@ async fn an_unavailable_key_fails_its_image_without_a_request() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_image_that_need_not_be_pulled_needs_no_key() {
+async fn a_present_image_needs_no_key() {
     let fake = Fake::new();
     fake.state.lock().unwrap().present = vec!["there".to_owned()];
     let images = vec![
@@ -335,7 +335,7 @@ async fn an_image_that_need_not_be_pulled_needs_no_key() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_image_counts_as_pulled_only_when_it_is_on_the_disk() {
+async fn a_pulled_image_is_on_disk() {
     let fake = Fake::new();
     let mut run = start(&executor(&fake), execution(vec![always("a")]));
     loop {
@@ -345,8 +345,8 @@ async fn an_image_counts_as_pulled_only_when_it_is_on_the_disk() {
         }
         assert_eq!(fake.state.lock().unwrap().flushed, 0);
     }
-    assert_eq!(fake.state.lock().unwrap().flushed, 1, "flushed before it was told");
-    // What was there before is not ours to flush.
+    assert_eq!(fake.state.lock().unwrap().flushed, 1, "flushed before it was reported");
+    // An image that was there before isn't ours to flush.
     let end = self::run(&fake, execution(vec![image("a", PullPolicy::IfNotPresent, 0)])).await;
     assert_eq!((outcomes(&end), fake.state.lock().unwrap().flushed), (vec![Already], 1));
 }
@@ -360,7 +360,7 @@ async fn what_is_on_the_disk_isnt_flushed_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_image_is_pulled_while_the_one_before_goes_to_the_disk() {
+async fn flushing_holds_no_permit() {
     let fake = Fake::new();
     fake.state.lock().unwrap().flush_takes = Duration::from_secs(60);
     let executor = Arc::new(Executor::new(fake.clone(), NonZeroUsize::MIN, Limits::default()));
@@ -372,7 +372,7 @@ async fn an_image_is_pulled_while_the_one_before_goes_to_the_disk() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_reference_is_pulled_once_over_all_tasks() {
+async fn a_reference_is_pulled_once() {
     for policy in [PullPolicy::Always, PullPolicy::IfNotPresent] {
         let fake = Fake::new();
         let executor = executor(&fake);
@@ -388,7 +388,7 @@ async fn one_reference_is_pulled_once_over_all_tasks() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pull_with_another_key_asks_the_registry_again() {
+async fn another_key_asks_the_registry_again() {
     let fake = Fake::new();
     fake.script("a", [Act::Take(1), Act::Password("right")]);
     let executor = executor(&fake);
@@ -402,7 +402,7 @@ async fn a_pull_with_another_key_asks_the_registry_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_deadline_stops_pulls_and_can_be_moved() {
+async fn a_movable_deadline_stops_pulls() {
     let fake = Fake::new();
     fake.script("long", [Act::Take(1000)]);
     fake.script("flaky", vec![Act::Fail(ErrorClass::Transient, "EOF"); 100]);
@@ -427,7 +427,7 @@ async fn the_deadline_stops_pulls_and_can_be_moved() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stop_ends_pulls_at_once_and_gives_them_up() {
+async fn a_stop_gives_up_running_pulls() {
     let fake = Fake::new();
     fake.script("long", [Act::Take(100)]);
     let begun = Instant::now();
@@ -450,7 +450,7 @@ async fn a_stop_ends_pulls_at_once_and_gives_them_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_download_that_another_task_waits_for_is_not_given_up() {
+async fn another_tasks_download_is_not_given_up() {
     let fake = Fake::new();
     fake.script("shared", [Act::Take(100), Act::Take(100)]);
     let executor = executor(&fake);
@@ -469,7 +469,7 @@ async fn a_download_that_another_task_waits_for_is_not_given_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn leftovers_that_no_task_wants_are_released_when_the_disk_needs_the_room() {
+async fn leftovers_go_when_the_disk_is_short() {
     let fake = Fake::new();
     fake.state.lock().unwrap().leftovers = true;
     let executor = executor(&fake);
@@ -498,7 +498,7 @@ async fn leftovers_that_no_task_wants_are_released_when_the_disk_needs_the_room(
 }
 
 #[tokio::test(start_paused = true)]
-async fn images_that_ended_before_a_restart_are_not_pulled_again() {
+async fn ended_images_are_not_pulled_again() {
     let fake = Fake::new();
     fake.state.lock().unwrap().free = 0;
     let mut execution = execution(vec![always("done"), always("open")]);
@@ -511,7 +511,7 @@ async fn images_that_ended_before_a_restart_are_not_pulled_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn progress_is_sent_once_a_second_at_most_and_only_for_changes() {
+async fn progress_is_sent_once_a_second() {
     let fake = Fake::new();
     fake.script("a", [Act::Take(10)]);
     fake.script("b", [Act::Take(60)]);
@@ -543,7 +543,7 @@ async fn progress_is_sent_once_a_second_at_most_and_only_for_changes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn new_keys_are_used_for_images_that_begin_later() {
+async fn later_images_use_new_keys() {
     let fake = Fake::new();
     fake.script("a", [Act::Take(10)]);
     fake.script("b", [Act::Take(10)]);
@@ -585,7 +585,7 @@ async fn each_attempt_has_a_timeout_of_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_deadline_of_the_task_overrides_the_timeout_of_an_attempt() {
+async fn the_tasks_deadline_beats_the_timeout() {
     let fake = Fake::new();
     fake.script("slow", vec![Act::Take(1000); 9]);
     let image =
@@ -597,7 +597,7 @@ async fn the_deadline_of_the_task_overrides_the_timeout_of_an_attempt() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pulls_pass_the_sandbox_and_results_have_the_image_id() {
+async fn pulls_pass_the_sandbox_and_return_ids() {
     let fake = Fake::new();
     let sandbox = SandboxMetadata {
         labels: [("app".to_owned(), "a".to_owned())].into(),
@@ -614,7 +614,7 @@ async fn pulls_pass_the_sandbox_and_results_have_the_image_id() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_note_of_an_anonymous_key_explains_a_refusal_and_nothing_else() {
+async fn a_note_explains_only_a_refusal() {
     let fake = Fake::new();
     fake.script("locked", [Act::Password("secret")]);
     fake.script("gone", [Act::Fail(ErrorClass::NotFound, "not found")]);
@@ -631,7 +631,7 @@ async fn the_note_of_an_anonymous_key_explains_a_refusal_and_nothing_else() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_image_that_is_stopped_has_the_code_of_its_last_failure_or_of_what_stopped_it() {
+async fn a_stopped_image_has_its_last_code() {
     let fake = Fake::new();
     fake.script("slow", [Act::Take(1000)]);
     fake.script("flaky", vec![Act::Fail(ErrorClass::Transient, "EOF"); 100]);
@@ -647,7 +647,7 @@ async fn an_image_that_is_stopped_has_the_code_of_its_last_failure_or_of_what_st
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_image_that_needs_no_registry_to_fail_has_a_code_of_its_own() {
+async fn local_failures_have_their_own_codes() {
     let fake = Fake::new();
     let mut execution = execution(vec![image("absent", PullPolicy::Never, 0), always("locked")]);
     execution.terms.keys[1] = Arc::new(Key::Unavailable { reason: "secret a/b does not exist".to_owned() });
@@ -663,7 +663,7 @@ fn pinned(images: Vec<ImageTask>) -> Execution {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_image_that_is_on_the_node_is_pinned_if_the_task_asks_for_it() {
+async fn images_are_pinned_on_request() {
     let fake = Fake::new();
     fake.state.lock().unwrap().present.push("there".to_owned());
     fake.state.lock().unwrap().confirms_pins = true;
@@ -681,20 +681,20 @@ async fn an_image_that_is_on_the_node_is_pinned_if_the_task_asks_for_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_image_that_cannot_be_pinned_is_on_the_node_all_the_same() {
+async fn a_failed_pin_fails_no_image() {
     let fake = Fake::new();
     let down = || PullError::new(ErrorClass::RuntimeDown, "connection refused");
     fake.state.lock().unwrap().pin_errors = vec![PullError::new(ErrorClass::Permanent, "unknown service")];
     let end = run(&fake, pinned(vec![always("a")])).await;
     assert_eq!((outcomes(&end), end.images[0].pinned), (vec![New], Some(false)));
 
-    // The runtime restarts meanwhile.
+    // The runtime restarts in between.
     fake.state.lock().unwrap().pin_errors = vec![down(), down()];
     fake.state.lock().unwrap().confirms_pins = true;
     let end = run(&fake, pinned(vec![always("b")])).await;
     assert_eq!((outcomes(&end), end.images[0].pinned), (vec![New], Some(true)));
 
-    // The pin is not wanted any more.
+    // The pin is no longer wanted.
     fake.state.lock().unwrap().pin_errors = vec![down(), down(), down()];
     let run = start(&executor(&fake), pinned(vec![always("c")]));
     sleep(Duration::from_secs(4)).await;
@@ -704,7 +704,7 @@ async fn an_image_that_cannot_be_pinned_is_on_the_node_all_the_same() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_another_task_has_just_pulled_is_verified_for_a_task_that_demands_it() {
+async fn a_shared_pull_is_verified_on_demand() {
     let verify = Verification { mode: VerificationMode::Warn, keys: Vec::new(), unavailable: None };
     for (verify, pulls) in [(None, 1), (Some(verify), 2)] {
         let fake = Fake::new();
@@ -718,7 +718,7 @@ async fn what_another_task_has_just_pulled_is_verified_for_a_task_that_demands_i
         let second = run_on(&executor, second).await;
         let first = first.end.await.unwrap();
         assert_eq!(fake.pulls().len(), pulls);
-        // A warning is no failure.
+        // A warning isn't a failure.
         assert_eq!(
             (first.outcome, first.images[0].reason.as_str()),
             (TaskOutcome::Succeeded, "no signature")
@@ -729,7 +729,7 @@ async fn what_another_task_has_just_pulled_is_verified_for_a_task_that_demands_i
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_result_says_who_has_downloaded_the_image_unless_it_was_there() {
+async fn a_result_names_the_downloader() {
     let fake = Fake::new();
     fake.state.lock().unwrap().present = vec!["there".to_owned()];
     let images = vec![always("pulled"), image("there", PullPolicy::IfNotPresent, 0)];
@@ -742,7 +742,7 @@ async fn a_result_says_who_has_downloaded_the_image_unless_it_was_there() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_result_has_the_kubelets_reason_to_ask() {
+async fn a_result_has_the_kubelets_reason() {
     let root = tempfile::tempdir().unwrap();
     let pulled = root.path().join("image_manager/pulled");
     std::fs::create_dir_all(&pulled).unwrap();
@@ -763,7 +763,7 @@ async fn a_result_has_the_kubelets_reason_to_ask() {
     let asks = Some(KubeletRecord::NoCredentials);
     assert_eq!(records, [asks, asks, None]);
     assert!(end.images[0].kubelet_record_reason.contains("asks the registry"), "{end:?}");
-    // What the ledger gets is the same.
+    // The ledger gets the same.
     while let Ok(update) = run.updates.try_recv() {
         if let TaskUpdate::ImageEnded { index, result } = update {
             assert_eq!(result.kubelet_record, records[index]);

@@ -1,5 +1,5 @@
-//! The gate of a task: outside of its windows it downloads nothing, and a pull that runs when they close is dropped, unless
-//! everything has arrived. What that pull has fetched stays.
+//! The gate of a task: outside of its windows it downloads nothing. A pull is dropped when they close, unless
+//! everything has arrived. Its content stays.
 
 use std::convert::Infallible;
 use std::time::{Duration, SystemTime};
@@ -26,8 +26,7 @@ pub(super) async fn wait_until(is_open: bool, mut control: watch::Receiver<TaskC
     }
 }
 
-/// Waits until a pull may not go on: the window is closed, and bytes of the image are missing. To unpack what has arrived
-/// takes no link.
+/// Waits until a pull must stop: the window is closed, and bytes of the image are missing. Unpacking takes no link.
 pub(super) async fn wait_until_closed(
     control: &watch::Receiver<TaskControl>,
     arrived: &watch::Sender<bool>,
@@ -35,7 +34,7 @@ pub(super) async fn wait_until_closed(
 ) {
     let mut arrived = arrived.subscribe();
     loop {
-        // An error would mean that the sender is gone, which is borrowed here.
+        // This can't fail: the sender is borrowed here.
         let _ = arrived.wait_for(|arrived| !arrived).await;
         tokio::select! {
             () = wait_until(false, control.clone(), clock) => return,
@@ -44,7 +43,7 @@ pub(super) async fn wait_until_closed(
     }
 }
 
-/// Says on the board what the task waits for, for ever.
+/// Records on the board the reason for which the task waits, in an endless loop.
 pub(super) async fn announce_waits(
     mut control: watch::Receiver<TaskControl>,
     board: &ImageBoard,
@@ -62,7 +61,7 @@ pub(super) async fn announce_waits(
     }
 }
 
-/// Waits until this time, but no longer than the clock is trusted and the terms are the same.
+/// Waits until this time, but only as long as we trust the clock and the terms stay the same.
 async fn next_look(control: &mut watch::Receiver<TaskControl>, until: Option<Timestamp>, clock: &CloudClock) {
     let time_passes = async {
         match until {
@@ -80,8 +79,8 @@ async fn next_look(control: &mut watch::Receiver<TaskControl>, until: Option<Tim
     }
 }
 
-/// Waits until a pull that began under these terms has to begin again: other signatures are asked for, or it gets its layers
-/// in another way.
+/// Waits until a pull that began under these terms must begin again: other signatures are required, or its layers come
+/// another way.
 pub(super) async fn wait_for_other_way(mut control: watch::Receiver<TaskControl>, began: &DownloadTerms) {
     let way = |terms: &DownloadTerms| (terms.verify.clone(), terms.share, terms.site_limited);
     while way(&control.borrow_and_update().terms.download) == way(began) {
@@ -89,7 +88,7 @@ pub(super) async fn wait_for_other_way(mut control: watch::Receiver<TaskControl>
     }
 }
 
-/// Keeps the bucket at the rate of the task, for ever.
+/// Keeps the bucket at the rate of the task, in an endless loop.
 pub(super) async fn follow_rate(mut control: watch::Receiver<TaskControl>, bucket: &Bucket) -> Infallible {
     loop {
         bucket.set_rate(control.borrow_and_update().terms.download.max_rate);

@@ -8,7 +8,7 @@ use prepull_api::task::{Task, TaskId};
 use super::{LedgerError, Store};
 use crate::tasks::agent::{Now, TaskRecord};
 
-/// Records in memory. Clones share them, so that a test can restart a node on the records that it has written.
+/// Records in memory. Clones share them, so that a test can restart a node with its records.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MemoryStore {
     records: Arc<Mutex<Vec<TaskRecord>>>,

@@ -53,7 +53,7 @@ fn records_come_back_after_a_restart() {
 }
 
 #[test]
-fn a_second_agent_cannot_open_the_state_directory() {
+fn a_second_agent_is_locked_out() {
     let dir = TempDir::new().unwrap();
     let ledger = Ledger::open(dir.path()).unwrap();
     let message = Ledger::open(dir.path()).unwrap_err().to_string();
@@ -63,7 +63,7 @@ fn a_second_agent_cannot_open_the_state_directory() {
 }
 
 #[test]
-fn unusable_files_are_set_aside_and_the_others_are_read() {
+fn unusable_files_are_set_aside() {
     let dir = TempDir::new().unwrap();
     let mut ledger = Ledger::open(dir.path()).unwrap();
     let good = record("good", 1);
@@ -88,14 +88,14 @@ fn unusable_files_are_set_aside_and_the_others_are_read() {
 }
 
 #[test]
-fn a_file_that_cannot_be_read_now_stays_where_it_is() {
+fn a_temporarily_unreadable_file_stays() {
     let dir = TempDir::new().unwrap();
     let mut ledger = Ledger::open(dir.path()).unwrap();
     let tasks = dir.path().join(TASKS);
-    // After an upgrade and its return: nothing but the format needs to be understood.
+    // Written after an upgrade that was rolled back: we only need to understand the format.
     let newer = format!(r#"{{"format":{},"task":"told in another way"}}"#, RECORD_FORMAT + 1);
     fs::write(tasks.join("newer.1.json"), &newer).unwrap();
-    // An error of the operating system. Missing permissions would not do: tests may run as root.
+    // An error of the operating system. Missing permissions wouldn't do: tests may run as root.
     fs::create_dir(tasks.join("error.1.json")).unwrap();
     assert_eq!(ledger.load().unwrap(), []);
     assert_eq!(files(&dir), ["error.1.json", "newer.1.json"]);
@@ -103,7 +103,7 @@ fn a_file_that_cannot_be_read_now_stays_where_it_is() {
 }
 
 #[test]
-fn no_uid_escapes_the_folder_or_collides_with_another() {
+fn no_uid_escapes_or_collides() {
     let dir = TempDir::new().unwrap();
     let mut ledger = Ledger::open(dir.path()).unwrap();
     let long = "a".repeat(65);
@@ -121,7 +121,7 @@ fn no_uid_escapes_the_folder_or_collides_with_another() {
 }
 
 #[test]
-fn a_record_of_a_newer_agent_is_told_in_known_words() {
+fn newer_records_become_known_words() {
     let dir = TempDir::new().unwrap();
     let mut ledger = Ledger::open(dir.path()).unwrap();
     ledger.save(&record("open", 1)).unwrap();
@@ -160,7 +160,7 @@ fn a_failed_write_keeps_the_old_record() {
     let mut ledger = Ledger::open(dir.path()).unwrap();
     let old = record("a", 1);
     ledger.save(&old).unwrap();
-    // A folder in the place of the new file. Missing permissions would not do: tests may run as root.
+    // A directory in the place of the new file. Missing permissions wouldn't do: tests may run as root.
     let blocker = dir.path().join(TASKS).join("a.1.json.new");
     fs::create_dir(&blocker).unwrap();
     let mut new = old.clone();

@@ -10,10 +10,10 @@ use crate::images::puller::Puller;
 use crate::metrics::Metrics;
 use crate::tasks::agent::NodeClock;
 
-/// Longest wait for the runtime, because the cloud waits for `Hello`. A runtime that takes longer is left out.
+/// Longest wait for the runtime, because the cloud waits for `Hello`. A runtime that takes longer is omitted.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Asks the runtime, and describes the node.
+/// Queries the runtime, and describes the node.
 pub(super) async fn describe_node(
     puller: &impl Puller,
     metrics: &Metrics,

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use crate::tasks::agent::TaskRecord;
 use crate::tasks::ledger::{LedgerError, Store};
 
-/// Outcome of a write that the agent has to know.
+/// Outcome of a write that the agent must handle.
 #[derive(Debug)]
 pub(super) enum WriteOutcome {
     /// The record of this task is on the disk.
@@ -28,8 +28,8 @@ enum Write {
 /// Handle of the writer.
 #[derive(Debug)]
 pub(crate) struct Recorder {
-    // The queue needs no bound of its own: the agent has at most one write per task under way, and a removal is the
-    // last write of a task.
+    // The queue needs no bound of its own: the agent has at most one pending write per task, and a removal is the last
+    // write of a task.
     writes: Option<UnboundedSender<Write>>,
     outcomes: UnboundedReceiver<WriteOutcome>,
 }
@@ -52,12 +52,13 @@ impl Recorder {
         thread::Builder::new().name("ledger".to_owned()).spawn(work).map_err(LedgerError::Thread)?;
         match records.await {
             Ok(records) => Ok((recorder, records?)),
-            // The thread has died of a bug, with a message.
+            // The thread has panicked, and has logged that.
             Err(_) => std::future::pending().await,
         }
     }
 
-    /// Starts a writer that a paused clock waits for, which it does not for a thread. The store must not block.
+    /// Starts a writer as an async task, because tokio's paused clock doesn't wait for a thread. The store must not
+    /// block.
     #[cfg(test)]
     pub(super) fn within_the_runtime(mut store: impl Store) -> (Self, Vec<TaskRecord>) {
         let (recorder, mut queue, sender) = Self::new();
@@ -100,7 +101,7 @@ impl Recorder {
         }
     }
 
-    /// Makes the writes that are still queued, then ends.
+    /// Completes the queued writes, then ends.
     pub(super) async fn finish(mut self) {
         self.writes = None;
         while self.outcomes.recv().await.is_some() {}
@@ -130,7 +131,7 @@ mod tests {
     use crate::tasks::ledger::memory::MemoryStore;
 
     #[test]
-    fn writes_do_not_wait_for_the_blocking_threads() {
+    fn writes_need_no_blocking_thread() {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .max_blocking_threads(1)
@@ -139,7 +140,7 @@ mod tests {
         let (release, hangs) = std::sync::mpsc::channel::<()>();
         runtime.block_on(async {
             let (mut recorder, _) = Recorder::start(MemoryStore::default()).await.unwrap();
-            // A look-up of a name that nobody answers.
+            // Simulates a name lookup that gets no answer.
             tokio::task::spawn_blocking(move || hangs.recv());
             let task = TaskId { job: prepull_api::task::JobUid("a".to_owned()), attempt: 1 };
             recorder.save(Box::new(crate::tasks::ledger::memory::record(&task)));

@@ -47,7 +47,7 @@ impl Harness {
         self.connect_to(None).await
     }
 
-    /// Begins a session with a cloud that wants to hear of the node so often.
+    /// Begins a session with a cloud that asks for reports at this interval.
     async fn connect_to(&self, state_interval: Option<Duration>) -> Hello {
         let (answer, hello) = oneshot::channel();
         self.events.send(TunnelEvent::Connecting(answer)).await.unwrap();
@@ -148,7 +148,7 @@ fn id() -> TaskId {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_task_goes_from_assignment_to_acknowledgement() {
+async fn a_task_runs_until_acknowledged() {
     let (fake, mut store) = (Fake::new(), MemoryStore::default());
     let mut harness = Harness::start(&fake, &store);
     let hello = harness.connect().await;
@@ -172,7 +172,7 @@ async fn a_task_goes_from_assignment_to_acknowledgement() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_restarted_node_resumes_its_task_and_repeats_no_image() {
+async fn a_restarted_node_repeats_no_image() {
     let (fake, store) = (Fake::new(), MemoryStore::default());
     fake.script("long", [Act::Take(1000)]);
     let mut harness = Harness::start(&fake, &store);
@@ -181,7 +181,7 @@ async fn a_restarted_node_resumes_its_task_and_repeats_no_image() {
     harness.hear().await;
     tokio::time::sleep(Duration::from_secs(60)).await;
     harness.stop().await;
-    assert_eq!(fake.state.lock().unwrap().dropped, ["long"], "the runtime was told to stop");
+    assert_eq!(fake.state.lock().unwrap().dropped, ["long"], "the pull was stopped in the runtime");
 
     let mut harness = Harness::start(&fake, &store);
     assert_eq!(harness.connect().await.open[0].phase, OpenPhase::NeedsKeys);
@@ -192,7 +192,7 @@ async fn a_restarted_node_resumes_its_task_and_repeats_no_image() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_restarted_node_without_a_cloud_ends_its_task_by_the_deadline() {
+async fn without_a_cloud_the_deadline_ends_tasks() {
     let (fake, store) = (Fake::new(), MemoryStore::default());
     fake.script("long", [Act::Take(1000)]);
     let mut harness = Harness::start(&fake, &store);
@@ -208,7 +208,7 @@ async fn a_restarted_node_without_a_cloud_ends_its_task_by_the_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancelled_task_stops_its_pull_and_sends_a_result() {
+async fn a_cancelled_task_stops_and_reports() {
     let (fake, store) = (Fake::new(), MemoryStore::default());
     fake.script("long", [Act::Take(1000)]);
     let mut harness = Harness::start(&fake, &store);
@@ -222,7 +222,7 @@ async fn a_cancelled_task_stops_its_pull_and_sends_a_result() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_of_the_executor_fails_its_task() {
+async fn an_executors_panic_fails_its_task() {
     let (fake, store) = (Fake::new(), MemoryStore::default());
     fake.script("bug", [Act::Panic]);
     let mut harness = Harness::start(&fake, &store);
@@ -235,7 +235,7 @@ async fn a_panic_of_the_executor_fails_its_task() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pins_are_named_in_every_hello_until_the_cloud_ends_them() {
+async fn every_hello_lists_the_pins() {
     let fake = Fake::new();
     let harness = Harness::start(&fake, &MemoryStore::default());
     assert_eq!(harness.connect().await.pins, Some(Vec::new()), "the agent can pin");
@@ -251,7 +251,7 @@ async fn pins_are_named_in_every_hello_until_the_cloud_ends_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn changes_of_the_node_are_told_to_a_cloud_that_asks_for_them_and_only_while_there_is_a_session() {
+async fn changes_are_reported_only_on_request() {
     let fake = Fake::new();
     let mut harness = Harness::start(&fake, &MemoryStore::default());
     harness.connect_to(Some(Duration::from_secs(60))).await;

@@ -19,7 +19,7 @@ fn alone(need: Need, content: Disk, images: Disk, rules: RoomRules) -> Result<()
 }
 
 #[test]
-fn an_image_fits_if_the_kubelet_has_no_reason_to_remove_any() {
+fn an_image_fits_below_the_kubelets_threshold() {
     let need = Need { download: 10 * MIB, unpacked: 40 * MIB };
     let judge = |content, images| alone(need, content, images, RULES);
     let one = |available| judge(disk(1, available), disk(1, available));
@@ -28,7 +28,7 @@ fn an_image_fits_if_the_kubelet_has_no_reason_to_remove_any() {
         one(200 * MIB - 1).unwrap_err(),
         "no room for the image: it takes 50 MiB (10 MiB to download, about 40 MiB unpacked), and /1 has 200 MiB free, of which 150 MiB stay free (--image-gc-high-threshold 85%)"
     );
-    // On two file systems, each has its own part.
+    // On two file systems, each takes its own part.
     assert_eq!(judge(disk(1, 160 * MIB), disk(2, 190 * MIB)), Ok(()));
     let full = judge(disk(1, 159 * MIB), disk(2, 190 * MIB)).unwrap_err();
     assert!(full.contains("it takes 10 MiB") && full.contains("/1 has 159 MiB"), "{full}");
@@ -37,7 +37,7 @@ fn an_image_fits_if_the_kubelet_has_no_reason_to_remove_any() {
 }
 
 #[test]
-fn the_stricter_of_the_two_rules_holds() {
+fn the_stricter_rule_holds() {
     let rules = RoomRules { disk_min_free: Amount::Bytes(300 * MIB), ..RULES };
     let need = Need { download: MIB, unpacked: MIB };
     let full = alone(need, disk(1, 301 * MIB), disk(1, 301 * MIB), rules).unwrap_err();
@@ -45,7 +45,7 @@ fn the_stricter_of_the_two_rules_holds() {
 }
 
 #[test]
-fn inodes_count_where_the_file_system_has_a_number_of_them() {
+fn inodes_count_where_they_are_limited() {
     let need = Need { download: 0, unpacked: 320 * MIB };
     let few = Disk { free_inodes: 5000, ..disk(1, 900 * MIB) };
     assert!(alone(need, few.clone(), few.clone(), RULES).unwrap_err().contains("10240 inodes"));
@@ -60,7 +60,7 @@ fn awaited<'a>(layers: &'a [(Descriptor, Arc<Flight>)]) -> Vec<Awaited<'a>> {
 }
 
 #[tokio::test]
-async fn an_image_fits_besides_what_earlier_pulls_will_still_write_each_layer_once() {
+async fn earlier_pulls_take_room_each_layer_once() {
     let flights = Flights::default();
     let layer = |name: &str, size: u64, written: u64| {
         let digest = format!("sha256:{name}");
@@ -77,7 +77,7 @@ async fn an_image_fits_besides_what_earlier_pulls_will_still_write_each_layer_on
     ];
     let done = HashSet::from(["sha256:unpacked"]);
     let todo = Todo::without(awaited(&own), awaited(&others), done);
-    // Of its own 10 + 15 to download and 30 unpacked; of the others 10 to download and 40 + 3 unpacked.
+    // Its own: 10 + 15 to download and 30 unpacked. The others: 10 to download and 40 + 3 unpacked.
     let check = async |available| {
         let (content, images) = (disk(1, available), disk(1, available));
         todo.check(&Room { content, images, rules: RULES }).await
@@ -87,14 +87,14 @@ async fn an_image_fits_besides_what_earlier_pulls_will_still_write_each_layer_on
         check((150 + 55 + 53) * MIB - 1).await.unwrap_err(),
         "no room for the image: it takes 55 MiB (25 MiB to download, about 30 MiB unpacked), and /1 has 258 MiB free, of which 150 MiB stay free (--image-gc-high-threshold 85%) and 53 MiB are for images that are being pulled"
     );
-    // What a registry has answered counts, and not what is usual.
+    // A registry's answer counts, and not the estimate.
     own[0].1.ask_unpacked(async { 11 * MIB }).await;
     assert!(check((150 + 55 + 53) * MIB).await.is_err());
     assert_eq!(check((150 + 56 + 53) * MIB).await, Ok(()));
 }
 
 #[test]
-fn the_disk_of_a_directory_can_be_read() {
+fn a_directorys_disk_can_be_read() {
     let root = Disk::read(Path::new("/")).unwrap();
     assert!(root.capacity > 0 && root.capacity >= root.available);
 }
@@ -131,7 +131,7 @@ async fn decide(available: u64, make_room: bool, images: &[(&str, u64)]) -> Resu
 async fn unneeded_images_count_as_free() {
     let images = [("a", 40), ("b", 60), ("c", 100), ("d", 100)];
     let ok = |names: &[&str]| Ok(names.iter().map(ToString::to_string).collect::<Vec<_>>());
-    // 150 MiB have to stay free, or 100 for a while.
+    // 150 MiB must stay free, or 100 for a while.
     for (available, make_room, expected) in [
         (249, false, ok(&["kubelet"])),
         (200, false, ok(&["kubelet"])),

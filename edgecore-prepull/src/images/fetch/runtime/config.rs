@@ -1,4 +1,4 @@
-//! What the CRI of containerd says of its configuration: from 2.0 on, nothing of registries.
+//! The configuration that containerd's CRI reports. Since 2.0 it has nothing about registries.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::Registries;
 
-/// A part of what CRI says of its configuration.
+/// A part of the configuration that CRI reports.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct CriConfig {
@@ -46,7 +46,7 @@ impl CriConfig {
         Some(&*self.containerd.as_ref()?.snapshotter)
     }
 
-    /// What is set of registries. `None` from 2.0 on.
+    /// Settings of registries. `None` since 2.0.
     pub(super) fn registries(&self) -> Option<Registries> {
         let CriRegistry { config_path, mirrors, configs, auths } = self.registry.as_ref()?;
         Some(Registries {
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn containerd_1_tells_its_registries() {
+    fn containerd_1_reports_its_registries() {
         let parse = |json: &str| serde_json::from_str::<CriConfig>(json).unwrap();
         let one = parse(
             r#"{"containerd":{"snapshotter":"overlayfs","discardUnpackedLayers":true},

@@ -1,4 +1,4 @@
-//! containerd's configuration file, for what containerd 2 does not tell over its API.
+//! containerd's configuration file, for settings that containerd 2 doesn't report over its API.
 
 use std::collections::VecDeque;
 use std::path::{Component, Path, PathBuf};
@@ -6,24 +6,24 @@ use std::path::{Component, Path, PathBuf};
 use super::Registries;
 use super::view::{Sight, View};
 
-/// Largest file that is read.
+/// Largest file that we read.
 const MAX_FILE: u64 = 1 << 20;
-/// Most files that are read: the main one and what it imports.
+/// Most files that we read: the main one and its imports.
 const MAX_FILES: usize = 64;
-/// What an operator may do about a configuration that the agent cannot read.
+/// Remedy for a configuration that the agent can't read.
 const REMEDY: &str = "mount it into the agent's container, or set --registry-config-path";
 
-/// The file that containerd was started with.
+/// The main configuration file of containerd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct MainFile {
     path: PathBuf,
-    /// Whether the command line says so. Without it, another file may have been named there.
+    /// Whether the path is from the command line. Without that, containerd may use another file.
     is_certain: bool,
 }
 
 impl MainFile {
-    /// Finds it in the command line of containerd, if that can be read, or else in the usual place of a containerd with
-    /// this directory.
+    /// Takes the path from the command line of containerd, if we can read that. Otherwise takes the usual path for a
+    /// containerd with this directory.
     pub(super) fn find(peer: Option<u32>, root: &Path) -> Self {
         let line = peer
             .filter(|peer| *peer > 0)
@@ -31,7 +31,7 @@ impl MainFile {
         let line = line.unwrap_or_default();
         let words: Vec<_> =
             line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect();
-        // Sockets that systemd has opened have systemd at their other end.
+        // If systemd has opened the socket, its peer is systemd.
         let program = words.first().map(Path::new).and_then(Path::file_name);
         let is_certain = program.is_some_and(|program| program.to_string_lossy().starts_with("containerd"));
         let named = of_command_line(&words).filter(|_| is_certain);
@@ -49,7 +49,7 @@ fn of_command_line(words: &[String]) -> Option<PathBuf> {
     })
 }
 
-/// Where the file is, by containerd's directory: k3s, RKE2 and k0s have their own.
+/// The usual path, by containerd's directory: k3s, RKE2 and k0s have their own.
 fn usual_file(root: &Path) -> PathBuf {
     if let Some(agent) =
         root.parent().filter(|agent| agent.ends_with("agent") && root.ends_with("containerd"))
@@ -60,9 +60,9 @@ fn usual_file(root: &Path) -> PathBuf {
     PathBuf::from(if of_k0s { "/etc/k0s/containerd.toml" } else { "/etc/containerd/config.toml" })
 }
 
-/// Reads the file, and those that it imports, or says why that is impossible.
+/// Reads the file and its imports. The error explains why that's impossible.
 pub(super) async fn read(file: MainFile, view: View) -> Result<Registries, String> {
-    // A few small files; but a disk may be slow.
+    // These are a few small files, but a disk may be slow.
     let read = tokio::task::spawn_blocking(move || read_all(&file, &view)).await;
     read.unwrap_or_else(|error| Err(format!("reading containerd's configuration: {error}")))
 }
@@ -80,7 +80,7 @@ fn read_all(main: &MainFile, view: &View) -> Result<Registries, String> {
     let mut registries = Registries::default();
     let mut read = Vec::new();
     let mut pending = VecDeque::from([path.clone()]);
-    // What is imported later wins.
+    // A later import wins.
     while let Some(file) = pending.pop_front() {
         if read.contains(&file) {
             continue;
@@ -106,11 +106,11 @@ fn parse(file: &Path) -> Result<toml::Table, String> {
         return Err(bad(format!("it is larger than {MAX_FILE} bytes")));
     }
     let text = std::fs::read_to_string(file).map_err(|error| bad(error.to_string()))?;
-    // Not the parser's own message: it shows the line, which may have a password.
+    // The parser's own message would quote the line, which may have a password.
     text.parse().map_err(|error: toml::de::Error| bad(error.message().to_owned()))
 }
 
-/// The files of an import: a path, relative to the file that imports it, whose last part may have one asterisk.
+/// The files of an import: a path relative to the importing file, with at most one asterisk, in its last part.
 fn matching(base: &Path, pattern: &str, view: &View) -> Result<Vec<PathBuf>, String> {
     let path = clean(&base.join(pattern));
     let (Some(directory), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str()))
@@ -145,7 +145,7 @@ fn matching(base: &Path, pattern: &str, view: &View) -> Result<Vec<PathBuf>, Str
     Ok(found)
 }
 
-/// The path without `.` and `..`, as containerd has it: files that import each other are read once.
+/// The path without `.` and `..`, as in containerd: files that import each other are read once.
 fn clean(path: &Path) -> PathBuf {
     let mut clean = PathBuf::new();
     for part in path.components() {
@@ -158,7 +158,7 @@ fn clean(path: &Path) -> PathBuf {
     clean
 }
 
-/// Takes over what one file says of the CRI's images, in the form of containerd 2 or of containerd 1.
+/// Adds the settings of one file for the CRI's images, in the form of containerd 2 or of containerd 1.
 fn take_over(registries: &mut Registries, table: &toml::Table) {
     let Some(plugins) = table.get("plugins").and_then(toml::Value::as_table) else { return };
     let names = ["cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images"];
@@ -195,7 +195,7 @@ mod tests {
         assert_eq!(of("containerd -c /b.toml"), Some("/b.toml".into()));
         assert_eq!(of("containerd --config=/c.toml"), Some("/c.toml".into()));
         assert_eq!(of("containerd"), None);
-        // This process is no containerd.
+        // This process isn't containerd.
         let own = MainFile::find(Some(std::process::id()), Path::new("/r"));
         assert_eq!(own, MainFile { path: "/etc/containerd/config.toml".into(), is_certain: false });
     }
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn imports_win_over_the_file_that_imports_them() {
+    fn imports_win_over_their_importer() {
         let dir = tempfile::TempDir::new().unwrap();
         let path = dir.path().join("config.toml");
         let add = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_named() {
+    fn unreadable_files_are_named() {
         let dir = tempfile::TempDir::new().unwrap();
         let dir = dir.path().canonicalize().unwrap();
         let path = dir.join("config.toml");

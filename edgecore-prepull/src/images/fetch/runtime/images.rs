@@ -1,4 +1,4 @@
-//! The images that the CRI lists, what containers use of them, and their removal.
+//! Images in the CRI: listing, use by containers, and removal.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::images::puller::PullError;
 use crate::images::puller::cri::ask;
 
 impl Runtime {
-    /// Lists images, and what containers have of them.
+    /// Lists images, and their use by containers.
     pub(in crate::images::fetch) async fn list(&self) -> Result<Listing, PullError> {
         let images = ListImagesRequest::default();
         let images = ask(&self.endpoint, "", self.images.clone().list_images(images)).await?.images;
@@ -23,8 +23,8 @@ impl Runtime {
         Ok(Listing { images, used: self.used().await? })
     }
 
-    /// The ids and names by which containers have their images. Those that have ended count: the kubelet keeps them for
-    /// their logs, and doesn't remove their images either.
+    /// The ids and names in use by containers. Ended containers count: the kubelet keeps them for their logs, and
+    /// doesn't remove their images either.
     pub(in crate::images::fetch) async fn used(&self) -> Result<BTreeSet<String>, PullError> {
         let all = ListContainersRequest::default();
         let containers = ask(&self.endpoint, "", self.cri.clone().list_containers(all)).await?.containers;
@@ -35,7 +35,7 @@ impl Runtime {
         Ok(names.filter(|name| !name.is_empty()).collect())
     }
 
-    /// Removes an image under all of its names. containerd has collected its garbage when it answers.
+    /// Removes an image with all its names. containerd answers after its garbage collection.
     pub(in crate::images::fetch) async fn remove(&self, id: &str) -> Result<(), PullError> {
         let image = ImageSpec { image: id.to_owned(), ..ImageSpec::default() };
         let request = RemoveImageRequest { image: Some(image) };

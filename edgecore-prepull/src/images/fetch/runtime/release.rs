@@ -1,4 +1,4 @@
-//! What depends on containerd's release.
+//! Differences between releases of containerd.
 
 use std::path::PathBuf;
 
@@ -6,11 +6,11 @@ use std::path::PathBuf;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Release(u32, u32);
 
-/// Where containerd looks for registries from 2.2 on, if its configuration names no `config_path`.
+/// Directories for registries since 2.2, if the configuration has no `config_path`.
 const DEFAULT_HOSTS: [&str; 2] = ["/etc/containerd/certs.d", "/etc/docker/certs.d"];
 
 impl Release {
-    /// Reads `1.6.20~ds1`, `v1.7.24` or `2.1.9+ds1`. What has no number is a build of the newest source.
+    /// Parses `1.6.20~ds1`, `v1.7.24` or `2.1.9+ds1`. A version without a number is a build of the newest source.
     pub(super) fn parse(version: &str) -> Self {
         let mut numbers = version.trim_start_matches('v').split('.').map(|number| number.parse().ok());
         match (numbers.next().flatten(), numbers.next().flatten()) {
@@ -19,9 +19,9 @@ impl Release {
         }
     }
 
-    /// Whether it obeys `sync_fs` with this snapshotter. Releases from 2.0 on do so for overlay and bind mounts.
+    /// Whether it obeys `sync_fs` with this snapshotter. Since 2.0 it does for overlay and bind mounts.
     pub(super) fn flushes_layers(self, snapshotter: &str) -> bool {
-        // One that only may be so new is not trusted to flush.
+        // Don't trust a build without a number to flush.
         (2..u32::MAX).contains(&self.0) && ["overlayfs", "native"].contains(&snapshotter)
     }
 
@@ -30,7 +30,7 @@ impl Release {
         self < Self(2, 0)
     }
 
-    /// Where it looks for registries if its configuration names no place.
+    /// The directories for registries if the configuration has none.
     pub(super) fn default_hosts(self) -> Vec<PathBuf> {
         if self < Self(2, 2) { Vec::new() } else { DEFAULT_HOSTS.map(PathBuf::from).to_vec() }
     }
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn releases_differ_in_what_they_do() {
+    fn releases_differ() {
         for (version, flushes, ignores, looks) in [
             ("1.6.20~ds1", false, true, false),
             ("v1.7.24", false, true, false),

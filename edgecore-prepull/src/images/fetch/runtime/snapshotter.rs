@@ -1,12 +1,12 @@
-//! Which snapshotter unpacks images, and where.
+//! Finds the snapshotter that unpacks images, and its directory.
 
 use std::path::{Path, PathBuf};
 
 use containerd_client::services::v1::Plugin;
 
-/// The type of the plugins that are snapshotters, which stands before their names in those of their directories.
+/// The type of snapshotter plugins, which precedes their names in the names of their directories.
 pub(super) const PLUGIN_TYPE: &str = "io.containerd.snapshotter.v1";
-/// Snapshotters that unpack what is in the content store. Others may fetch by themselves, such as stargz, nydus and soci.
+/// Snapshotters that unpack the content store. Others, such as stargz, nydus and soci, may fetch by themselves.
 const UNPACKING: [&str; 7] =
     ["overlayfs", "fuse-overlayfs", "native", "btrfs", "zfs", "devmapper", "blockfile"];
 
@@ -14,12 +14,12 @@ const UNPACKING: [&str; 7] =
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Snapshotter {
     pub(super) name: String,
-    /// Where it unpacks.
+    /// Directory of unpacked images.
     pub(super) root: PathBuf,
 }
 
-/// Finds the snapshotter by where CRI says that images are, and by its name where CRI tells that. `plugins` are those of
-/// containerd that are snapshotters: one with a `root_path` of its own exports that.
+/// Finds the snapshotter by the image directory that CRI reports, and by its name if CRI reports that. `plugins` are
+/// containerd's snapshotters: one with its own `root_path` exports that.
 pub(super) fn find(images: &Path, named: Option<&str>, plugins: &[Plugin]) -> Result<Snapshotter, String> {
     let exported = |plugin: &Plugin| plugin.exports.get("root").map(PathBuf::from);
     let of_directory = || {
@@ -28,7 +28,7 @@ pub(super) fn find(images: &Path, named: Option<&str>, plugins: &[Plugin]) -> Re
     };
     let by_root = || {
         let mut here = plugins.iter().filter(|plugin| exported(plugin).as_deref() == Some(images));
-        // Two in one directory cannot be told apart.
+        // We can't distinguish two in one directory.
         here.next().filter(|_| here.next().is_none()).map(|plugin| plugin.id.clone())
     };
     let name =
@@ -39,7 +39,7 @@ pub(super) fn find(images: &Path, named: Option<&str>, plugins: &[Plugin]) -> Re
     if !UNPACKING.contains(&name.as_str()) {
         return Err(format!("the snapshotter {name} may fetch by itself"));
     }
-    // Before 1.7, CRI says where it would be without a root_path.
+    // Before 1.7, CRI reports the path that it would have without a root_path.
     let root = plugins.iter().find(|plugin| plugin.id == name).and_then(exported);
     Ok(Snapshotter { name, root: root.unwrap_or_else(|| images.to_owned()) })
 }
@@ -56,16 +56,16 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshotter_is_known_by_name_or_root() {
+    fn a_snapshotter_has_a_name_or_root() {
         let usual = "/c/io.containerd.snapshotter.v1.overlayfs";
         let here = |id| plugin(id, Some("/ssd"));
         for (images, named, plugins, expected) in [
             (usual, None, vec![], Ok(("overlayfs", usual))),
             (usual, None, vec![plugin("overlayfs", Some(usual))], Ok(("overlayfs", usual))),
-            // 1.6: CRI tells the name, and the wrong directory.
+            // 1.6: CRI reports the name, and the wrong directory.
             (usual, Some("overlayfs"), vec![here("overlayfs")], Ok(("overlayfs", "/ssd"))),
             (usual, Some("overlayfs"), vec![plugin("overlayfs", None)], Ok(("overlayfs", usual))),
-            // 1.7: both. From 2.0 on: the directory alone.
+            // 1.7: both. Since 2.0: only the directory.
             ("/ssd", Some("native"), vec![here("native")], Ok(("native", "/ssd"))),
             ("/ssd", None, vec![plugin("native", Some("/n")), here("overlayfs")], Ok(("overlayfs", "/ssd"))),
             ("/ssd", None, vec![here("native"), here("overlayfs")], Err("/ssd")),

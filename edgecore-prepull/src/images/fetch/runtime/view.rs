@@ -1,36 +1,35 @@
-//! What the agent sees of the file system that containerd has: all of it on the node itself, and what is mounted in a
-//! container.
+//! The agent's view of containerd's file system: complete on the node itself, and only the mounts in a container.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// What the agent sees of containerd's file system.
+/// The agent's view of containerd's file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum View {
-    /// All of it: the agent runs on the node as containerd does.
+    /// Complete: the agent runs on the node, like containerd.
     Whole,
-    /// What is mounted at these paths, which must be those of the node.
+    /// Only the mounts at these paths, which must be the same as on the node.
     Mounts(Vec<PathBuf>),
 }
 
-/// What is at a path of the node.
+/// The result of looking at a path of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sight {
     There,
-    /// Nothing is there, on the node neither.
+    /// The path doesn't exist on the node either.
     Absent,
-    /// Something may be there on the node.
+    /// The path may exist on the node.
     Hidden,
 }
 
 impl View {
-    /// The view of an agent to which the process at the other end of containerd's socket has this id.
+    /// The view of an agent that sees the process at the other end of containerd's socket under this id.
     pub(super) fn of_peer(peer: Option<u32>) -> Self {
-        // A process of another pid namespace has none: we're in a container.
+        // A process of another pid namespace has no id: we're in a container.
         if peer != Some(0) {
             return Self::Whole;
         }
-        // Without the file no path counts as seen.
+        // Without this file, no path counts as visible.
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         Self::Mounts(mount_points(&mounts))
     }
@@ -42,7 +41,7 @@ impl View {
                 Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
                 Err(_) => return Sight::Hidden,
                 Ok(_) => {
-                    // An error is a link to nothing.
+                    // An error means a dangling link.
                     let real = ancestor.canonicalize();
                     let is_seen = match self {
                         Self::Whole => true,
@@ -62,7 +61,7 @@ impl View {
     }
 }
 
-/// The mount points in the text of /proc/self/mountinfo, but for the root, which is the container's own.
+/// The mount points in the text of /proc/self/mountinfo, except for the root, which is the container's own.
 fn mount_points(mountinfo: &str) -> Vec<PathBuf> {
     let points = mountinfo.lines().filter_map(|line| line.split(' ').nth(4));
     points.filter(|point| *point != "/").map(|point| PathBuf::from(unescape(point))).collect()

@@ -53,7 +53,7 @@ fn a_file_of_the_kubelet_is_read() {
 }
 
 #[test]
-fn an_error_names_file_provider_field_and_remedy() {
+fn errors_name_file_field_and_remedy() {
     let file = "--image-credential-provider-config /etc/cp.yaml: ";
     for (from, to, message) in [
         (
@@ -124,7 +124,7 @@ fn an_error_names_file_provider_field_and_remedy() {
 }
 
 #[test]
-fn an_error_of_the_yaml_parser_quotes_no_value() {
+fn a_yaml_error_quotes_no_value() {
     let unknown = read(&GOOD.replace("matchImages: [\"*\"]", "matchImage: [\"*\"]")).unwrap_err();
     assert!(unknown.contains("matchImage"), "{unknown}");
     for text in [
@@ -138,7 +138,7 @@ fn an_error_of_the_yaml_parser_quotes_no_value() {
 }
 
 #[test]
-fn only_root_and_our_own_user_may_write() {
+fn only_root_and_we_may_write() {
     let us = (1000, 1000);
     for (owner, good) in [
         ((0, 0, 0o755), true),
@@ -156,7 +156,7 @@ fn only_root_and_our_own_user_may_write() {
 }
 
 #[test]
-fn files_and_programs_must_exist_and_be_safe_from_other_users() {
+fn programs_must_be_safe_from_other_users() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("config.yaml");
     let bin = directory.path().join("bin");
@@ -192,7 +192,7 @@ fn files_and_programs_must_exist_and_be_safe_from_other_users() {
 }
 
 #[test]
-fn the_files_of_a_directory_are_read_in_the_order_of_their_names() {
+fn files_are_read_in_name_order() {
     let directory = tempfile::tempdir().unwrap();
     let (config, bin) = (directory.path().join("d"), directory.path().join("bin"));
     for dir in [&config, &bin, &config.join("no.yaml")] {

@@ -38,20 +38,20 @@ async fn ends(pid: &str) {
 }
 
 #[tokio::test]
-async fn a_plugin_reads_the_request_and_writes_the_answer() {
+async fn a_plugin_reads_request_and_writes_answer() {
     assert_eq!(sh("cat; echo :$1", b"request").await.unwrap(), "request:first arg\n");
     // The environment is ours plus the configured variables.
     let environment = sh("echo $PLUGIN_VARIABLE $PATH", b"").await.unwrap();
     let path = std::env::var("PATH").unwrap();
     assert_eq!(environment.trim_end(), format!("of the configuration {path}"));
-    // More than a pipe holds, both ways.
+    // More than a pipe holds, in both directions.
     let long = "x".repeat(300_000);
     assert_eq!(sh("cat", long.as_bytes()).await.unwrap(), long);
     assert_eq!(sh("echo answered", long.as_bytes()).await.unwrap(), "answered\n", "it read nothing");
 }
 
 #[tokio::test]
-async fn a_plugin_that_fails_differs_from_one_that_cannot_be_started() {
+async fn a_failed_plugin_differs_from_an_unstartable() {
     let error = sh("echo s3cret; echo s3cret >&2; exit 3", b"").await.map(drop).unwrap_err().to_string();
     assert_eq!(error, "ended with exit status: 3");
     let error = sh("kill -9 $$", b"").await.map(drop).unwrap_err().to_string();
@@ -68,10 +68,10 @@ async fn a_plugin_that_fails_differs_from_one_that_cannot_be_started() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_hangs_is_killed_with_its_children() {
+async fn a_hanging_plugin_dies_with_its_children() {
     let directory = tempfile::tempdir().unwrap();
     let pids = directory.path().join("pids");
-    // The first hangs itself; the second ends and leaves a child behind that holds its output open.
+    // The first script hangs itself. The second ends, and leaves a child that holds its output open.
     for script in ["sleep 1000 & echo $$ $! > PIDS; wait", "sleep 1000 & echo $$ $! > PIDS"] {
         let script = script.replace("PIDS", &pids.display().to_string());
         let begun = Instant::now();
@@ -85,7 +85,7 @@ async fn a_plugin_that_hangs_is_killed_with_its_children() {
 }
 
 #[tokio::test]
-async fn a_plugin_is_killed_when_its_future_is_dropped() {
+async fn a_dropped_run_kills_its_plugin() {
     let directory = tempfile::tempdir().unwrap();
     let pids = directory.path().join("pids");
     let script = format!("sleep 1000 & echo $$ $! > {}; wait", pids.display());
@@ -107,7 +107,7 @@ async fn a_plugin_is_killed_when_its_future_is_dropped() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_writes_too_much_is_killed() {
+async fn a_plugin_with_too_much_output_dies() {
     for script in ["yes", "head -c 1048577 /dev/zero"] {
         let error = sh(script, b"").await.map(drop).unwrap_err().to_string();
         assert_eq!(error, "wrote more than 1024 KiB and was killed", "{script}");

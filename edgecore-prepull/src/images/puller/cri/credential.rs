@@ -1,11 +1,11 @@
-//! Credentials as CRI takes them, and those that no runtime but Docker takes.
+//! Credentials in CRI, including those that only Docker accepts.
 
 use k8s_cri::v1::AuthConfig;
 use prepull_api::credentials::RegistryCredential;
 
 use crate::images::puller::{ErrorClass, PullError};
 
-/// Translates a credential for CRI. Like the kubelet's, it names no server: containerd would compare that with the host
+/// Converts a credential for CRI. Like the kubelet's, it names no server: containerd would compare that with the host
 /// that it talks to, which differs for docker.io and for mirrors, and would then silently drop the credential.
 pub(super) fn to_auth_config(credential: &RegistryCredential) -> AuthConfig {
     let RegistryCredential { server: _, username, password, identity_token, registry_token } = credential;
@@ -19,15 +19,15 @@ pub(super) fn to_auth_config(credential: &RegistryCredential) -> AuthConfig {
     }
 }
 
-/// Whether the credential is nothing but a token that somebody else has got from the registry.
+/// Whether the credential is only a token from the registry, without user and password.
 pub(in crate::images) fn is_registry_token_alone(credential: &RegistryCredential) -> bool {
     let RegistryCredential { server: _, username, password, identity_token, registry_token } = credential;
     !registry_token.expose().is_empty()
         && [username, password, identity_token].iter().all(|text| text.expose().is_empty())
 }
 
-/// The error for a registry token that the runtime does not use, as if the registry had refused it: another credential may
-/// be accepted.
+/// The error for a registry token that the runtime doesn't use. It looks like a refusal by the registry, so that
+/// another credential is tried.
 pub(in crate::images) fn unusable(credential: &RegistryCredential, runtime: &str) -> PullError {
     let message = format!(
         "the credential for {} is a registry token, which {runtime} does not use: give a user and a password, or an identity token",

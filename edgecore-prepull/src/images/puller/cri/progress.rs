@@ -1,7 +1,7 @@
 //! Progress in bytes of a pull by the runtime, and detection of a stalled download, from containerd's content store.
 //!
-//! CRI reports nothing while it pulls. containerd's own API lists every blob that is being written, but not the image
-//! that a blob belongs to. Our lease of the pull knows: it keeps what the pull has fetched, or found.
+//! CRI reports nothing during a pull. containerd's own API lists every blob that's being written, but not the image
+//! that a blob belongs to. Our lease of the pull connects them: it holds everything that the pull has fetched or found.
 //!
 //! ```text
 //! lease ─▶ manifest among its blobs ─▶ layers
@@ -9,7 +9,8 @@
 //!   total = the sizes in the manifest
 //! ```
 //!
-//! A runtime without this API (CRI-O) pulls just as well, and reports no bytes. What the agent fetches isn't watched here.
+//! A runtime without this API (CRI-O) pulls just as well, and reports no bytes. Downloads by the agent aren't watched
+//! here.
 
 mod stall;
 
@@ -28,12 +29,12 @@ use self::stall::{LIMIT, Stage, StallDetector};
 use crate::images::containerd::{ContentStore, Ingest, Leases};
 use crate::images::puller::ProgressSink;
 
-/// Interval between two looks at the content store: progress goes to the cloud once a second at most.
+/// Interval between two looks at the content store: progress goes to the cloud at most once a second.
 const POLL: Duration = Duration::from_secs(1);
-/// Further wait while nobody listens: only a stall is to be noticed then, which takes minutes.
-const UNHEARD_WAIT: Duration = Duration::from_secs(14);
-/// Each look up to this one asks for everything, and every such a number of later looks: what takes a request of its own
-/// is mostly learnt from the list of blobs that are being written.
+/// Further wait while progress isn't wanted: then we only need to notice a stall, which takes minutes.
+const UNWATCHED_WAIT: Duration = Duration::from_secs(14);
+/// Every look up to this one is thorough, and later every tenth one. Most looks use only the list of blobs that are
+/// being written, because the rest takes a request each.
 const THOROUGH: u32 = 10;
 
 /// The download received no byte for this long.
@@ -45,12 +46,12 @@ pub(super) struct Stalled(pub(super) Duration);
 pub(super) struct PullWatcher {
     store: Arc<ContentStore>,
     leases: Arc<Leases>,
-    /// Whether anybody wants to know of progress.
-    heard: watch::Sender<bool>,
+    /// Whether progress is wanted at the moment.
+    wanted: watch::Sender<bool>,
     /// The last list of blobs, which all pulls share.
     last: Mutex<Option<(Instant, Ingests)>>,
     stall_limit: Duration,
-    /// Layers that are being written, of all pulls that are watched.
+    /// Number of layers that are being written, over all watched pulls.
     open: AtomicUsize,
 }
 
@@ -62,33 +63,33 @@ impl PullWatcher {
         Self {
             store,
             leases,
-            heard: watch::Sender::new(true),
+            wanted: watch::Sender::new(true),
             last: Mutex::default(),
             stall_limit: LIMIT,
             open: AtomicUsize::new(0),
         }
     }
 
-    /// With another limit, for a test that cannot wait so long.
+    /// With another limit, for a test that can't wait so long.
     pub(super) fn with_stall_limit(self, stall_limit: Duration) -> Self {
         Self { stall_limit, ..self }
     }
 
-    /// Begins to watch a pull that has this lease.
+    /// Starts watching the pull with this lease.
     pub(super) fn watch(&self, lease: MetadataValue<Ascii>) -> PullWatch<'_> {
         PullWatch { watcher: self, lease, begun: SystemTime::now() }
     }
 
-    /// Sets whether anybody wants to know of progress.
-    pub(super) fn set_heard(&self, heard: bool) {
-        self.heard.send_replace(heard);
+    /// Sets whether progress is wanted at the moment.
+    pub(super) fn set_progress_wanted(&self, wanted: bool) {
+        self.wanted.send_replace(wanted);
     }
 
     async fn wait_for_next_look(&self) {
-        let mut heard = self.heard.subscribe();
+        let mut wanted = self.wanted.subscribe();
         sleep(POLL).await;
-        // An error would mean that the sender is gone, which is a field of this.
-        let _ = timeout(UNHEARD_WAIT, heard.wait_for(|heard| *heard)).await;
+        // This can't fail: the sender is a field of `self`.
+        let _ = timeout(UNWATCHED_WAIT, wanted.wait_for(|wanted| *wanted)).await;
     }
 
     /// Lists the blobs that are being written, once for all pulls that look at about the same time.
@@ -105,16 +106,16 @@ impl PullWatcher {
     }
 }
 
-/// The layers of one pull that are being written, as a part of those of all pulls until it is dropped.
+/// The layers of one pull that are being written. Their number is included in the total until this is dropped.
 struct OpenLayers<'a> {
     all: &'a AtomicUsize,
     own: usize,
 }
 
 impl OpenLayers<'_> {
-    /// Sets how many there are. Returns those of the other pulls.
+    /// Sets their number. Returns that of the other pulls.
     fn set(&mut self, own: usize) -> usize {
-        // Relaxed: it is a number, and guards nothing.
+        // Relaxed, because this number guards no other data.
         self.all.fetch_add(own, Ordering::Relaxed);
         let all = self.all.fetch_sub(self.own, Ordering::Relaxed) - self.own;
         self.own = own;
@@ -188,7 +189,7 @@ impl PullWatch<'_> {
         std::future::pending().await
     }
 
-    /// The manifest that the pull has found. `Some(None)` while it hasn't, and `None` without an answer.
+    /// The manifest that the pull has resolved. `Some(None)` before that, and `None` without an answer.
     async fn find_manifest(&self) -> Option<Option<String>> {
         let blobs = self.watcher.leases.blobs(&self.lease).await?;
         self.watcher.store.find_manifest(&blobs).await
@@ -198,13 +199,13 @@ impl PullWatch<'_> {
 #[derive(Debug)]
 struct LayerProgress {
     layer: Descriptor,
-    /// Whether the layer is in the store as a whole.
+    /// Whether the complete layer is in the store.
     whole: bool,
-    /// Bytes of the layer that have been written; counts only while it is not whole.
+    /// Bytes of the layer that have been written; only meaningful while it's incomplete.
     written: u64,
     /// Whether it is being written.
     is_written: bool,
-    /// Whether bytes of it have arrived in this pull since it is being written.
+    /// Whether this pull has received bytes for it since it's being written.
     has_begun: bool,
 }
 
@@ -213,15 +214,15 @@ impl LayerProgress {
         Self { layer, whole: false, written: 0, is_written: false, has_begun: false }
     }
 
-    /// Takes what is being written of the layer by a pull that began at `since`. Returns whether that has just ended, so
-    /// that the layer may be whole.
+    /// Updates the layer from its ingest, for a pull that began at `since`. Returns whether the ingest has just ended,
+    /// so that the layer may be complete.
     fn observe(&mut self, ingest: Option<&Ingest>, since: SystemTime) -> bool {
         let was_written = std::mem::replace(&mut self.is_written, ingest.is_some());
         self.has_begun &= self.is_written;
         if let Some(ingest) = ingest {
             self.whole = false;
             let before = std::mem::replace(&mut self.written, ingest.offset.min(self.layer.size));
-            // What is there at the first look may be of an earlier pull, behind which this one waits to go on.
+            // Bytes at the first look may be of an earlier pull, which this one waits for and then resumes.
             self.has_begun |= if was_written {
                 self.written != before
             } else {
@@ -231,7 +232,7 @@ impl LayerProgress {
         was_written && !self.is_written
     }
 
-    /// Whether the layer has not begun, or was there before.
+    /// Whether the layer hasn't begun, or was there before.
     fn is_unknown(&self) -> bool {
         !self.whole && !self.is_written
     }
@@ -242,7 +243,7 @@ fn add_up(layers: &[LayerProgress]) -> Bytes {
     Bytes { done: layers.iter().map(done).sum(), total: layers.iter().map(|state| state.layer.size).sum() }
 }
 
-/// Bytes of the layers that are being written and have begun. `None` if there is none.
+/// Bytes of the layers in progress. `None` if there are none.
 fn add_up_begun(layers: &[LayerProgress]) -> Option<u64> {
     layers
         .iter()
@@ -259,7 +260,7 @@ mod tests {
     use crate::images::containerd::Owner;
 
     #[test]
-    fn done_counts_whole_layers_and_the_written_part_of_others() {
+    fn done_includes_partial_layers() {
         let layer = |size| {
             LayerProgress::new(Descriptor { digest: format!("sha256:{size}"), size, ..Descriptor::default() })
         };
@@ -279,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_has_begun_when_this_pull_has_written_to_it() {
+    fn a_layer_begins_with_its_first_write() {
         let since = SystemTime::UNIX_EPOCH + POLL;
         let looks = |looks: &[Option<(u64, SystemTime)>]| {
             let mut layers = [LayerProgress::new(Descriptor { size: 100, ..Descriptor::default() })];
@@ -301,7 +302,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn looks_are_rare_while_nobody_listens() {
+    async fn looks_are_rare_without_listeners() {
         let channel = tonic::transport::Endpoint::from_static("http://nobody.invalid").connect_lazy();
         let leases = Arc::new(Leases::new(channel.clone(), Owner::Agent));
         let watcher = Arc::new(PullWatcher::new(Arc::new(ContentStore::new(channel)), leases));
@@ -311,14 +312,14 @@ mod tests {
             begun.elapsed()
         };
         assert_eq!(took().await, POLL);
-        watcher.set_heard(false);
-        assert_eq!(took().await, POLL + UNHEARD_WAIT);
+        watcher.set_progress_wanted(false);
+        assert_eq!(took().await, POLL + UNWATCHED_WAIT);
         let waiting = tokio::spawn({
             let watcher = Arc::clone(&watcher);
             async move { watcher.wait_for_next_look().await }
         });
         sleep(POLL * 3).await;
-        watcher.set_heard(true);
+        watcher.set_progress_wanted(true);
         timeout(POLL, waiting).await.unwrap().unwrap();
     }
 }

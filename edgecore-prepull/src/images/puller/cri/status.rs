@@ -1,7 +1,7 @@
 //! Translation of the container runtime's gRPC errors into pull errors.
 //!
-//! CRI reports nearly every failure as `Unknown`, so class and code are found in the text. The needles are taken from what
-//! containerd 1.6 to 2.x, CRI-O and the registries behind them write.
+//! CRI reports nearly every failure as `Unknown`, so we find class and code in the text. The needles are from the texts
+//! of containerd 1.6 to 2.x, CRI-O and the registries behind them.
 
 use std::error::Error;
 
@@ -33,13 +33,14 @@ pub(in crate::images) fn to_pull_error(
     PullError::new(ErrorClass::RuntimeDown, message)
 }
 
-/// Whether the connection to the runtime failed, so that the status isn't the runtime's answer. Only statuses that tonic makes
-/// itself have a source.
+/// Whether the connection to the runtime failed, so that the status isn't the runtime's answer. Only statuses that
+/// tonic makes itself have a source.
 pub(in crate::images) fn is_connection_failure(status: &Status) -> bool {
     status.source().is_some()
 }
 
-/// Translates the answer to a pull of `reference`: a runtime that ended before it answered may have died of the image.
+/// Translates the answer to a pull of `reference`: a runtime that ended before it answered may have crashed because of
+/// the image.
 pub(super) fn to_error_of_pull(status: &Status, reference: &str, endpoint: &RuntimeEndpoint) -> PullError {
     let error = to_pull_error(status, reference, endpoint);
     if is_connection_failure(status) && !was_not_connected(status) {
@@ -48,8 +49,8 @@ pub(super) fn to_error_of_pull(status: &Status, reference: &str, endpoint: &Runt
     error
 }
 
-/// What containerd and CRI-O put before the cause, each followed by the image in quotes and a colon. The image is named
-/// beside each reason, so that these say nothing.
+/// Prefixes of containerd and CRI-O before the cause, each followed by the image in quotes and a colon. Each reason
+/// already has the image beside it, so they add nothing.
 const PREAMBLES: &[&str] =
     &["failed to pull and unpack image ", "failed to resolve reference ", "failed to pull image "];
 
@@ -69,11 +70,11 @@ fn without_image<'a>(message: &'a str, reference: &str) -> &'a str {
     if rest.is_empty() { message } else { rest }
 }
 
-/// Searched in this order; the first needle found decides. Transient needles come before those of refusals, because
-/// the text of a failed login may end in "connection refused" by the token server. Of those, an answer of a registry
-/// comes before a broken connection: a gateway's answer may quote what went wrong behind it.
+/// Searched in this order; the first match decides. Transient needles come before those of refusals, because the text
+/// of a failed login may end in "connection refused" by the token server. Among them, an answer of a registry comes
+/// before a broken connection: a gateway's answer may quote the error behind it.
 const NEEDLES: &[(ErrorClass, FailureCode, &[&str])] = &[
-    // The CRI of containerd while it starts; cri-dockerd without its dockerd.
+    // containerd's CRI during its start; cri-dockerd without its dockerd.
     (
         ErrorClass::RuntimeDown,
         FailureCode::RuntimeDown,
@@ -119,7 +120,7 @@ const NEEDLES: &[(ErrorClass, FailureCode, &[&str])] = &[
             "bad gateway",
             "service unavailable",
             "gateway timeout",
-            // Codes that have no name, as of a proxy's own.
+            // Codes without a name, such as a proxy's own.
             "unexpected http status: 5",
         ],
     ),
@@ -145,7 +146,7 @@ const NEEDLES: &[(ErrorClass, FailureCode, &[&str])] = &[
             ": eof",
         ],
     ),
-    // cri-dockerd writes it before a gateway's answer, and CRI-O before a connection that was refused.
+    // cri-dockerd puts it before a gateway's answer, and CRI-O before a refused connection.
     (ErrorClass::Transient, FailureCode::RegistryError, &["registryunavailable"]),
     (
         ErrorClass::Transient,
@@ -153,8 +154,8 @@ const NEEDLES: &[(ErrorClass, FailureCode, &[&str])] = &[
         &[
             "unexpected commit digest",
             "failed size validation",
-            // containerd misses something of its own: the content was garbage collected during the pull, or the lease
-            // has expired. The next attempt fetches it again.
+            // containerd lacks content of its own: it was garbage collected during the pull, or the lease has expired.
+            // The next attempt fetches it again.
             "failed to extract layer",
             "lease does not exist",
             "parent snapshot",
@@ -202,7 +203,7 @@ const NEEDLES: &[(ErrorClass, FailureCode, &[&str])] = &[
             "http 404 response",
             "manifest unknown",
             "name unknown",
-            // A repository or a blob, as CRI-O says it, without the registry's code.
+            // A repository or a blob in the words of CRI-O, without the registry's code.
             "not known to registry",
             "unknown to registry",
             "not found",
@@ -211,8 +212,7 @@ const NEEDLES: &[(ErrorClass, FailureCode, &[&str])] = &[
     ),
 ];
 
-/// Finds the class and the code of an answer. Names are removed before the text is searched: an image may be called
-/// `eof`.
+/// Finds the class and the code of an answer. Names are removed before the search: an image may be called `eof`.
 fn classify(code: Code, message: &str, reference: &str) -> (ErrorClass, FailureCode) {
     let text = remove_quoted(message).replace(reference, "").to_lowercase();
     let found = NEEDLES.iter().find(|(.., needles)| needles.iter().any(|needle| text.contains(needle)));
@@ -224,7 +224,7 @@ fn classify(code: Code, message: &str, reference: &str) -> (ErrorClass, FailureC
         return (ErrorClass::Auth, FailureCode::Unauthorized);
     }
     match code {
-        // The runtime answers so while it starts or stops.
+        // The runtime answers so during its start and stop.
         Code::Unavailable => (ErrorClass::RuntimeDown, FailureCode::RuntimeDown),
         Code::Unauthenticated | Code::PermissionDenied => (ErrorClass::Auth, FailureCode::Unauthorized),
         Code::NotFound => (ErrorClass::NotFound, FailureCode::NotFound),
@@ -235,7 +235,7 @@ fn classify(code: Code, message: &str, reference: &str) -> (ErrorClass, FailureC
 }
 
 fn remove_quoted(text: &str) -> String {
-    // Every second part stands within quotes. The text behind an unclosed quote is kept: it may hold the needle.
+    // Every second part is within quotes. The text after an unclosed quote is kept: it may hold the needle.
     let parts: Vec<_> = text.split('"').collect();
     let unclosed = parts.len().is_multiple_of(2);
     let last = parts.len() - 1;

@@ -9,7 +9,7 @@ use super::*;
 use runtime::FakeRuntime;
 
 #[test]
-fn the_digest_is_that_of_the_references_own_repository() {
+fn the_digest_is_of_the_own_repository() {
     let list = |digests: &[&str]| digests.iter().map(|&digest| digest.to_owned()).collect::<Vec<_>>();
     let both = list(&["r.io:5000/a/b@sha256:1", "r.io:5000/a@sha256:2"]);
     for (reference, digests, expected) in [
@@ -39,7 +39,7 @@ fn a_credential_names_no_server() {
 }
 
 #[tokio::test]
-async fn an_absent_runtime_is_down_and_the_error_names_its_socket() {
+async fn an_absent_runtimes_socket_is_named() {
     let puller = CriPuller::new("unix:///nonexistent/a.sock".parse().unwrap());
     let error = puller.read_version().await.unwrap_err();
     assert_eq!(error.class, ErrorClass::RuntimeDown);
@@ -56,7 +56,7 @@ fn free_space_is_read_at_the_mountpoint() {
 }
 
 #[test]
-fn image_ids_of_containerd_and_cri_o_look_alike() {
+fn image_ids_are_normalised() {
     let digits = "0123456789abcdef".repeat(4);
     let id = format!("sha256:{digits}");
     assert_eq!(parse_image_id(&id).as_ref(), Some(&id), "containerd");
@@ -67,7 +67,7 @@ fn image_ids_of_containerd_and_cri_o_look_alike() {
 }
 
 #[tokio::test]
-async fn a_pull_passes_the_sandbox_and_returns_the_image_id() {
+async fn a_pull_passes_the_sandbox() {
     let sandbox = SandboxMetadata {
         labels: [("app".to_owned(), "a".to_owned())].into(),
         annotations: [("example/note".to_owned(), "b".to_owned())].into(),
@@ -106,7 +106,7 @@ async fn a_pull_passes_the_sandbox_and_returns_the_image_id() {
 }
 
 #[tokio::test]
-async fn a_runtime_that_ends_during_a_pull_is_told_from_one_that_was_down() {
+async fn a_lost_runtime_differs_from_a_down_one() {
     let mut runtime = FakeRuntime::named("containerd", None, "");
     let puller = CriPuller::new(runtime.endpoint());
     let request = PullRequest::new("r.io/a:1");
@@ -124,7 +124,7 @@ async fn a_runtime_that_ends_during_a_pull_is_told_from_one_that_was_down() {
 }
 
 #[tokio::test]
-async fn a_registry_token_is_used_by_docker_and_never_makes_an_anonymous_pull() {
+async fn a_registry_token_never_becomes_anonymous() {
     let token = RegistryCredential {
         server: "r.io".to_owned(),
         registry_token: Sensitive::new("t"),
@@ -144,7 +144,7 @@ async fn a_registry_token_is_used_by_docker_and_never_makes_an_anonymous_pull() 
 }
 
 #[test]
-fn an_image_that_needs_a_signature_is_not_left_to_the_runtime() {
+fn the_runtime_never_pulls_without_verification() {
     let verification = |mode| Verification { mode, keys: Vec::new(), unavailable: None };
     assert_eq!(refuse_unverified(None), Ok(None));
     let warning = refuse_unverified(Some(&verification(VerificationMode::Warn))).unwrap().unwrap();

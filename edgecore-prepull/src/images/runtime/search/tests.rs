@@ -28,13 +28,13 @@ impl Places {
 }
 
 #[tokio::test]
-async fn a_socket_without_cri_and_one_of_the_dead_are_passed_over() {
+async fn sockets_without_cri_are_skipped() {
     let places = Places::new();
     std::os::unix::net::UnixListener::bind(places.path("one")).map(drop).unwrap();
     let _without = serve(&places.path("two"), WITHOUT_CRI);
     let message = places.search.find().await.unwrap_err().to_string();
     for part in
-        ["one (nobody listens)", "two (does not serve CRI v1)", "three (no socket)", "--runtime-endpoint"]
+        ["one (no listener)", "two (does not serve CRI v1)", "three (no socket)", "--runtime-endpoint"]
     {
         assert!(message.contains(part), "{message}");
     }
@@ -44,7 +44,7 @@ async fn a_socket_without_cri_and_one_of_the_dead_are_passed_over() {
 }
 
 #[tokio::test]
-async fn the_first_place_that_answers_is_kept() {
+async fn the_first_that_answers_is_kept() {
     let places = Places::new();
     let _second = serve(&places.path("two"), RUNS);
     assert_eq!(places.search.find().await, Ok(places.path("two").as_path()));
@@ -53,7 +53,7 @@ async fn the_first_place_that_answers_is_kept() {
 }
 
 #[tokio::test]
-async fn a_runtime_that_starts_is_waited_for() {
+async fn a_starting_runtime_is_awaited() {
     let places = Places::new();
     let _starts = serve(&places.path("one"), STARTS);
     let _runs = serve(&places.path("two"), RUNS);

@@ -31,7 +31,7 @@ fn cancel(task: &Task) -> AgentEvent {
 }
 
 #[test]
-fn at_most_max_tasks_run_and_the_others_follow_in_order() {
+fn at_most_max_tasks_run_in_order() {
     for (limit, count) in [(1, 4), (2, 4), (3, 4), (4, 4), (64, 2)] {
         // The ids are in reverse order: the order of acceptance counts.
         let tasks: Vec<_> = tasks(count).into_iter().rev().collect();
@@ -54,7 +54,7 @@ fn at_most_max_tasks_run_and_the_others_follow_in_order() {
 }
 
 #[test]
-fn a_task_whose_deadline_passes_in_the_queue_ends_without_a_pull() {
+fn an_overdue_task_ends_without_a_pull() {
     let mut harness = Harness::new();
     let tasks = tasks(2);
     harness.run(&tasks[0]);
@@ -73,12 +73,12 @@ fn a_task_whose_deadline_passes_in_the_queue_ends_without_a_pull() {
 }
 
 #[test]
-fn a_queued_task_past_its_deadline_does_not_start() {
+fn an_overdue_task_does_not_start() {
     let mut harness = Harness::new();
     let tasks = tasks(2);
     harness.run(&tasks[0]);
     harness.run(&tasks[1]);
-    // The end of the first task arrives before the tick that would end the second.
+    // The first task ends before the tick that would end the second.
     harness.pass(300);
     let effects = harness.end(&tasks[0]);
     let outcome = |effect: &AgentEffect| match effect {
@@ -90,7 +90,7 @@ fn a_queued_task_past_its_deadline_does_not_start() {
 }
 
 #[test]
-fn a_cancelled_task_leaves_the_queue_at_once() {
+fn a_cancel_leaves_the_queue_immediately() {
     let mut harness = Harness::new();
     let tasks = tasks(3);
     for task in &tasks {
@@ -103,17 +103,17 @@ fn a_cancelled_task_leaves_the_queue_at_once() {
 }
 
 #[test]
-fn a_task_that_is_stopping_keeps_its_place_until_it_has_ended() {
+fn a_stopping_task_keeps_its_place() {
     let mut harness = Harness::new();
     let (first, second) = (task("a", 1, 1), task("a", 2, 1));
     harness.run(&first);
     let effects = harness.run(&second);
-    assert_eq!(ids_started(&effects), Vec::new(), "the earlier attempt is only told to stop");
+    assert_eq!(ids_started(&effects), Vec::new(), "the earlier attempt is only stopped");
     assert_eq!(ids_started(&harness.end(&first)), [second.id]);
 }
 
 #[test]
-fn a_crashed_executor_frees_its_place() {
+fn a_crash_frees_its_place() {
     let mut harness = Harness::new();
     let tasks = tasks(2);
     harness.run(&tasks[0]);
@@ -123,7 +123,7 @@ fn a_crashed_executor_frees_its_place() {
 }
 
 #[test]
-fn a_queued_task_assigned_again_has_new_terms_and_its_old_turn() {
+fn new_terms_keep_the_old_turn() {
     let mut harness = Harness::new();
     let tasks = tasks(3);
     for task in &tasks {
@@ -145,7 +145,7 @@ fn a_queued_task_assigned_again_has_new_terms_and_its_old_turn() {
 }
 
 #[test]
-fn after_a_restart_tasks_wait_for_keys_and_then_for_their_turn() {
+fn restored_tasks_wait_for_keys_first() {
     let mut harness = Harness::new();
     let tasks = tasks(2);
     let record = |task: &Task| TaskRecord::new(task.clone(), Duration::from_secs(60), harness.now);

@@ -6,7 +6,7 @@ use crate::images::providers::tests::FakeProviders;
 
 const KEEP: u64 = 3600;
 
-/// Runs a task whose images are in `r.example`, on a node with these providers.
+/// Runs a task with images in `r.example`, on a node with these providers.
 async fn run_with(fake: &Arc<Fake>, providers: &FakeProviders, execution: Execution) -> TaskEnd {
     let executor = Arc::into_inner(executor(fake)).unwrap();
     let executor = executor.with_credential_providers(providers.providers.clone());
@@ -38,7 +38,7 @@ fn with_key(mut execution: Execution, key: Arc<Key>) -> Execution {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_provider_is_asked_if_there_is_no_secret() {
+async fn providers_serve_without_a_secret() {
     let (fake, execution) = locked("right");
     let providers = provider(&[Gives(1, "right", "Image", 0)]);
     let end = run_with(&fake, &providers, execution).await;
@@ -48,7 +48,7 @@ async fn a_provider_is_asked_if_there_is_no_secret() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_provider_is_not_run_if_a_secret_works_or_the_image_is_present() {
+async fn unneeded_providers_are_not_run() {
     let providers = provider(&[Gives(1, "right", "Image", 0)]);
     let (fake, execution) = locked("own");
     let end = run_with(&fake, &providers, with_key(execution, credentials(&["old", "own"]))).await;
@@ -69,7 +69,7 @@ async fn a_provider_is_not_run_if_a_secret_works_or_the_image_is_present() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_provider_is_asked_if_the_secret_is_refused_or_sees_no_image() {
+async fn providers_follow_a_refused_secret() {
     let (fake, execution) = locked("right");
     let providers = provider(&[Gives(1, "right", "Image", 0)]);
     let end = run_with(&fake, &providers, with_key(execution, credentials(&["old", "older"]))).await;
@@ -84,7 +84,7 @@ async fn a_provider_is_asked_if_the_secret_is_refused_or_sees_no_image() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refused_credentials_are_never_followed_by_an_anonymous_pull() {
+async fn refused_credentials_never_become_anonymous() {
     let (fake, execution) = locked("other");
     let providers = provider(&[Gives(1, "stale", "Image", 0)]);
     let end = run_with(&fake, &providers, with_key(execution, credentials(&["old"]))).await;
@@ -110,7 +110,7 @@ async fn refused_credentials_are_never_followed_by_an_anonymous_pull() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_any_credential_the_pull_is_anonymous() {
+async fn without_credentials_the_pull_is_anonymous() {
     let fake = Fake::new();
     let public = || execution(vec![always("r.example/a:1")]);
     for acts in [Nothing, Fails(1)] {
@@ -128,7 +128,7 @@ async fn without_any_credential_the_pull_is_anonymous() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failed_provider_is_asked_again_by_the_next_attempt() {
+async fn a_failed_provider_is_retried_later() {
     let (fake, mut task) = locked("right");
     task.task.images[0].retries = 2;
     let providers = provider(&[Fails(60), Gives(1, "right", "Image", 0)]);
@@ -153,7 +153,7 @@ async fn a_failed_provider_is_asked_again_by_the_next_attempt() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cached_credential_that_is_refused_is_asked_for_again_once() {
+async fn a_refused_cached_credential_is_renewed_once() {
     let providers = provider(&[Gives(0, "old", "Registry", KEEP), Gives(0, "new", "Registry", KEEP)]);
     let (fake, task) = locked("old");
     assert_eq!(outcomes(&run_with(&fake, &providers, task).await), [New]);
@@ -167,7 +167,7 @@ async fn a_cached_credential_that_is_refused_is_asked_for_again_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_timeout_of_an_attempt_includes_its_providers() {
+async fn the_timeout_includes_providers() {
     let (fake, mut task) = locked("right");
     task.task.images[0].timeout = Some(Duration::from_secs(30));
     let begun = Instant::now();

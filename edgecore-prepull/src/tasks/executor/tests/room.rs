@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn an_estimate_throws_nothing_away() {
+async fn an_estimate_discards_nothing() {
     let fake = Fake::new();
     let refused = || Act::Fail(ErrorClass::NoRoom, "no room for the image");
     fake.script("huge", [refused(), refused()]);
@@ -16,7 +16,7 @@ async fn an_estimate_throws_nothing_away() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_check_counts_what_may_be_removed() {
+async fn the_check_counts_removable_images() {
     for (removable, outcome) in [(0, Failed), (5, New)] {
         let fake = Fake::new();
         {

@@ -10,11 +10,11 @@ use super::*;
 use crate::tasks::agent::{Agent, AgentEffect, AgentEvent, NodeClock, Now, TaskTerms};
 
 thread_local! {
-    /// What the node knows of the time.
+    /// The node's clock.
     static CLOCK: Arc<CloudClock> = Arc::default();
 }
 
-/// It is this time of day now, UTC.
+/// Sets the current time of day, in UTC.
 fn set_clock(time: &str) {
     let time: jiff::Timestamp = format!("2026-01-10T{time}Z").parse().unwrap();
     let since = time.duration_since(jiff::Timestamp::UNIX_EPOCH);
@@ -37,7 +37,7 @@ fn windows(texts: &[&str]) -> DownloadTerms {
     DownloadTerms { windows, ..DownloadTerms::default() }
 }
 
-/// What the agent of a node makes of an assignment with these terms, with the node's own windows.
+/// The execution that the agent makes of an assignment with these terms, with the node's own windows.
 fn terms_of(execution: &Execution, seconds: u64, download: DownloadTerms, own: &[&str]) -> TaskTerms {
     let clock = NodeClock { time_zone: None, windows: windows(own).windows };
     let mut agent = Agent::new(std::num::NonZeroU32::MIN).with_clock(clock);
@@ -60,7 +60,7 @@ fn windowed(images: Vec<ImageTask>, seconds: u64, texts: &[&str]) -> Execution {
     execution
 }
 
-/// What the updates so far say that the task waits for.
+/// The reasons for waiting in the updates so far.
 fn said(run: &mut Run) -> Vec<String> {
     let mut said = Vec::new();
     while let Ok(update) = run.updates.try_recv() {
@@ -73,7 +73,7 @@ fn said(run: &mut Run) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_checked_or_pulled_before_the_window_opens_and_the_task_says_so() {
+async fn nothing_begins_before_the_window() {
     set_clock("00:00:00");
     let fake = Fake::new();
     let executor = executor(&fake);
@@ -94,7 +94,7 @@ async fn nothing_is_checked_or_pulled_before_the_window_opens_and_the_task_says_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_look_waits_for_no_window() {
+async fn a_look_needs_no_window() {
     set_clock("00:00:00");
     let fake = Fake::new();
     fake.state.lock().unwrap().present = vec!["there".to_owned()];
@@ -107,7 +107,7 @@ async fn a_look_waits_for_no_window() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pull_is_dropped_when_the_window_closes_and_goes_on_when_the_next_opens_without_losing_a_try() {
+async fn a_closed_window_costs_no_try() {
     set_clock("01:59:50");
     let fake = Fake::new();
     fake.script("a", [Act::Take(100), Act::Take(5)]);
@@ -138,7 +138,7 @@ async fn after_the_last_byte_no_window_closes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_present_waits_for_no_window() {
+async fn present_images_need_no_window() {
     set_clock("00:00:00");
     let fake = Fake::new();
     fake.state.lock().unwrap().present = vec!["there".to_owned()];
@@ -147,7 +147,7 @@ async fn what_is_present_waits_for_no_window() {
     let end = start(&executor(&fake), windowed(vec![present()], 300, &["01:00+1h UTC"])).end.await.unwrap();
     assert_eq!((outcomes(&end), begun.elapsed().as_secs()), (vec![Already], 0));
 
-    // Beside one that is missing, whose room is looked for when its window opens.
+    // Together with a missing image, which gets its check for room when its window opens.
     let mut mixed =
         windowed(vec![present(), image("gone", PullPolicy::IfNotPresent, 0)], 300, &["01:00+1h UTC"]);
     mixed.task.checks.clear();
@@ -177,7 +177,7 @@ async fn the_deadline_counts_open_time_only() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_window_that_is_removed_lets_the_task_go_on_at_once() {
+async fn a_removed_window_releases_the_task() {
     set_clock("12:00:00");
     let fake = Fake::new();
     let executor = executor(&fake);
@@ -193,7 +193,7 @@ async fn a_window_that_is_removed_lets_the_task_go_on_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_node_s_own_windows_hold_beside_those_of_the_task_and_without_any() {
+async fn the_nodes_windows_apply_to_each_task() {
     for of_task in [&["00:30+1h UTC"][..], &[]] {
         set_clock("00:40:00");
         let fake = Fake::new();
@@ -207,7 +207,7 @@ async fn the_node_s_own_windows_hold_beside_those_of_the_task_and_without_any() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_clock_that_jumps_is_followed_within_a_minute() {
+async fn a_clock_jump_is_noticed_within_a_minute() {
     set_clock("12:00:00");
     let fake = Fake::new();
     let run = start(&executor(&fake), windowed(vec![always("a")], 300, &["01:00+1h UTC"]));
@@ -220,7 +220,7 @@ async fn a_clock_that_jumps_is_followed_within_a_minute() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pull_begins_again_when_the_signatures_must_be_others_and_not_when_the_rate_is_another() {
+async fn new_signature_terms_restart_a_pull() {
     set_clock("12:00:00");
     let fake = Fake::new();
     fake.script("a", [Act::Take(100), Act::Take(5)]);

@@ -1,10 +1,10 @@
-//! Detection of a download that receives nothing any more.
+//! Detection of downloads that no longer receive bytes.
 //!
-//! A pull has stalled if it waits for bytes and none came for the limit: none of the layers of which it has had some, or
-//! none of anybody's. A layer that has had none yet while others move may only wait for its turn: the transfer service
-//! of containerd 2.1 has three downloads for all images together, and opens those that wait as well. If those whose turn
-//! it is are dead, they are given up first, and the one that waits comes next. Where nothing of the image is being
-//! written, the runtime unpacks, or nothing is known.
+//! A pull has stalled if it waits for bytes and received none within the limit: none for its layers in progress, or
+//! none for any pull's layers. A layer that hasn't received bytes while others make progress may only be waiting for
+//! its turn: the transfer service of containerd 2.1 has three downloads for all images together, and also opens waiting
+//! ones. If the active ones are dead, they are given up first, and the waiting one comes next. If nothing of the image
+//! is being written, the runtime unpacks, or we know nothing.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
@@ -13,13 +13,13 @@ use tokio::time::Instant;
 
 use crate::images::containerd::Ingest;
 
-/// A connection that receives no byte for this long is given up; the next attempt resumes it. Without this limit, one
-/// that a router on the way has forgotten hangs until the kernel's keepalive ends it, or for ever: containerd 1.6 has no
-/// timeout of its own. containerd writes in steps of 1 MiB on each connection, so the time is multiplied by the number of
-/// connections: any link that carries more than 6 KiB/s in all survives.
+/// A connection that receives no byte for this long is given up, and the next attempt resumes it. Without this limit, a
+/// connection that a router has forgotten hangs until the kernel's keepalive ends it, or forever: containerd 1.6 has no
+/// timeout of its own. containerd writes in steps of 1 MiB on each connection, so the limit is multiplied by the number
+/// of connections: any link that carries more than 6 KiB/s in total survives.
 pub(super) const LIMIT: Duration = Duration::from_secs(180);
 
-/// What a pull waits for.
+/// The stage of a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// No layer of the image is known yet.
@@ -31,7 +31,7 @@ pub(super) enum Stage {
     Fetching {
         /// Layers that are being written.
         written: usize,
-        /// Bytes of those of them that have received some in this pull. `None` if there is no such layer.
+        /// Bytes of those layers that have received some in this pull. `None` if there are none.
         begun: Option<u64>,
     },
 }
@@ -40,11 +40,11 @@ pub(super) enum Stage {
 #[derive(Debug)]
 pub(super) struct StallDetector {
     begun: SystemTime,
-    /// [`LIMIT`], but in tests on real runtimes.
+    /// [`LIMIT`], except in tests on real runtimes.
     limit: Duration,
     store: HashMap<String, u64>,
     store_moved: Instant,
-    /// The bytes of the layers that have begun, and since when they are as many.
+    /// The bytes of the layers in progress, and the time of their last change.
     own: Option<(u64, Instant)>,
 }
 
@@ -53,8 +53,8 @@ impl StallDetector {
         Self { begun, limit, store: HashMap::new(), store_moved: now, own: None }
     }
 
-    /// Takes the state of the store, and how many layers of other pulls are being written. Returns the limit if the pull
-    /// has stalled.
+    /// Takes the state of the store, and the number of layers that other pulls are writing. Returns the limit if the
+    /// pull has stalled.
     pub(super) fn observe(
         &mut self,
         ingests: &HashMap<String, Ingest>,
@@ -83,7 +83,7 @@ impl StallDetector {
         let active = |ingest: &&Ingest| ingest.last_write.is_some_and(|last| last >= self.begun);
         let active = ingests.values().filter(active).count();
         let connections = if self.own.is_none() && others > 0 {
-            // One more than theirs, so that they are given up before this one is.
+            // One more than theirs, so that they are given up before this one.
             active.max(own + others) + 1
         } else {
             active.max(own).max(1)
@@ -100,7 +100,7 @@ mod tests {
 
     const RESOLVING: Stage = Stage::Resolving { may_unpack: false };
 
-    /// A detector, and a store whose blobs have these offsets and have been written since the pull began.
+    /// A detector, and a store with blobs that the pull has written up to these offsets.
     struct Scene {
         begun: Instant,
         stall: StallDetector,
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn many_connections_share_a_slow_link() {
-        // Nine connections of 1 MiB each at 6 KiB/s in all step at about the same time, every 25 minutes.
+        // Nine connections of 1 MiB each at 6 KiB/s in total step at about the same time, every 25 minutes.
         let mut scene = Scene::new();
         let three = |done| Stage::Fetching { written: 3, begun: (done > 0).then_some(done) };
         assert_eq!(scene.at(1, &[0; 9], three(0)), None);
@@ -154,8 +154,8 @@ mod tests {
     }
 
     #[test]
-    fn a_download_that_waits_for_its_turn_does_not_stall() {
-        // Another image has all places; ours is open and stands at zero.
+    fn waiting_for_a_turn_is_no_stall() {
+        // Another image has all places; ours is open and stays at zero.
         let mut scene = Scene::new();
         for minute in 0..60 {
             assert_eq!(scene.at(minute * 60, &[minute, 0], fetching(0)), None);
@@ -166,8 +166,8 @@ mod tests {
     }
 
     #[test]
-    fn a_download_that_waits_for_dead_ones_outlives_them() {
-        // Three connections of another image, the dead ones; ours is opened beside them.
+    fn a_waiting_download_outlives_dead_ones() {
+        // Three dead connections of another image; ours is opened beside them.
         let (mut dead, mut waiting) = (Scene::new(), Scene::new());
         let three = |done| Stage::Fetching { written: 3, begun: Some(done) };
         assert_eq!(dead.beside(1, 0, &[1, 1, 1, 0], three(3)), None);
@@ -181,11 +181,11 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_that_waits_for_its_turn_after_another_one_of_the_image_does_not_stall() {
+    fn waiting_for_another_layer_is_no_stall() {
         let mut scene = Scene::new();
         let two = Stage::Fetching { written: 2, begun: Some(1) };
         assert_eq!(scene.at(1, &[1, 0, 1], two), None);
-        // The first layer is whole, its place is another image's, and the second layer stands at zero.
+        // The first layer is complete, its place belongs to another image, and the second layer stays at zero.
         for minute in 1..60 {
             assert_eq!(scene.at(minute * 60, &[0, minute], fetching(0)), None);
         }
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_download_that_had_begun_stalls_whatever_others_do() {
+    fn a_started_download_stalls_regardless_of_others() {
         let mut scene = Scene::new();
         assert_eq!(scene.at(0, &[0, 0], fetching(0)), None);
         assert_eq!(scene.at(1, &[1, 1], fetching(1)), None);
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn unpacking_is_no_stall_also_where_layers_are_discarded() {
+    fn unpacking_is_no_stall() {
         let mut scene = Scene::new();
         let unpacking = Stage::Fetching { written: 0, begun: None };
         assert_eq!(scene.at(1, &[9], fetching(9)), None);
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pull_that_hangs_while_resolving_stalls_unless_it_may_unpack() {
+    fn a_hanging_resolve_stalls_unless_unpacking() {
         let mut scene = Scene::new();
         assert_eq!(scene.at(179, &[], RESOLVING), None);
         assert_eq!(scene.at(180, &[], RESOLVING), Some(180));

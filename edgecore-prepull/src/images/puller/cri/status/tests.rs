@@ -118,7 +118,7 @@ const SEEN: &[(ErrorClass, Is, Code, &str)] = &[
         Code::Unknown,
         "failed to extract layer sha256:00: write /x: disk quota exceeded: unknown",
     ),
-    // What containerd itself does not find is no answer of a registry.
+    // Content that containerd itself lacks isn't an answer of a registry.
     (
         Transient,
         Is::Other,
@@ -137,7 +137,7 @@ const SEEN: &[(ErrorClass, Is, Code, &str)] = &[
         Code::NotFound,
         r#"failed to pull and unpack image "r.example/a:1": content digest sha256:00: not found"#,
     ),
-    // CRI-O 1.37 and cri-dockerd with dockerd 26.1 wrote these, or do by their sources.
+    // From CRI-O 1.37 and cri-dockerd with dockerd 26.1, or from their sources.
     (Auth, Is::Unauthorized, Code::Unknown, "Error response from daemon: denied"),
     (Auth, Is::Unauthorized, Code::Unknown, "Error response from daemon: unauthorized"),
     (Auth, Is::Unauthorized, Code::Unknown, "reading manifest 1 in r.example/a: unauthorized"),
@@ -208,7 +208,7 @@ const SEEN: &[(ErrorClass, Is, Code, &str)] = &[
         Code::Unknown,
         "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?",
     ),
-    // containerd 1.6 and 1.7 while they start.
+    // containerd 1.6 and 1.7 during their start.
     (RuntimeDown, Is::RuntimeDown, Code::Unknown, "server is not initialized yet"),
     (
         Transient,
@@ -220,19 +220,19 @@ const SEEN: &[(ErrorClass, Is, Code, &str)] = &[
     (RuntimeDown, Is::RuntimeDown, Code::Unavailable, "server is not initialized yet"),
     (Permanent, Is::InvalidImage, Code::InvalidArgument, "something"),
     (NotFound, Is::NotFound, Code::NotFound, "something"),
-    (Transient, Is::Other, Code::Unknown, "something that nobody has ever seen"),
+    (Transient, Is::Other, Code::Unknown, "something never seen before"),
     (Transient, Is::Unreachable, Code::DeadlineExceeded, "context deadline exceeded"),
 ];
 
 #[test]
-fn the_text_of_an_answer_decides_its_class_and_its_code() {
+fn the_text_decides_class_and_code() {
     for (class, is, code, text) in SEEN {
         assert_eq!(classify(*code, text, "r.example/a:1"), (*class, *is), "{text}");
     }
 }
 
 #[test]
-fn a_reason_does_not_name_the_image_that_it_is_about() {
+fn a_reason_does_not_repeat_the_image() {
     let endpoint: RuntimeEndpoint = "unix:///run/a.sock".parse().unwrap();
     for (text, reason) in [
         (
@@ -258,7 +258,7 @@ fn a_reason_does_not_name_the_image_that_it_is_about() {
 }
 
 #[test]
-fn the_name_of_an_image_does_not_decide_the_class() {
+fn the_name_does_not_decide_the_class() {
     for name in ["r.example/eof:unauthorized", "r.example/401/unauthorized:503"] {
         let text = format!(
             r#"failed to pull and unpack image "{name}": failed to resolve reference "{name}": {name}: not found"#

@@ -1,4 +1,4 @@
-//! Fake CRI image service: answers at once and records the pulls.
+//! Fake CRI image service that answers immediately and records the pulls.
 
 use std::net::Shutdown;
 use std::os::fd::AsFd;
@@ -27,7 +27,7 @@ pub(super) struct FakeRuntime {
 
 struct Answers {
     asked: Arc<Mutex<Vec<PullImageRequest>>>,
-    /// None: a pull is never answered.
+    /// `None`: a pull is never answered.
     image_ref: Option<String>,
     id: String,
 }
