@@ -1,5 +1,5 @@
 //! `make bench`: the cost of one job over a fleet and of idle sessions, and the recovery of a fleet when cloudcore is
-//! killed, with the code of `make fleet`. A bar that is missed is reported and does not fail the program.
+//! killed, with the code of `make fleet`. A missed bar is reported and doesn't fail the program.
 //!
 //! `NODES` in the environment sets another size than 10,000 for the largest fleet.
 
@@ -16,9 +16,9 @@ use prepull_e2e::sim::PullTime;
 
 /// Size of the fleet that the bars are for.
 const NODES: usize = 10_000;
-/// Old jobs where a leader starts: with what else is in etcd, they stay below its default limit.
+/// Old jobs in the cluster of a starting leader. Together with the rest, they stay below etcd's default limit.
 const OLD_JOBS: usize = 10_000;
-/// Duration of a pull in the case that KubeEdge was measured with.
+/// Duration of a pull in the case for which KubeEdge has published figures.
 const PEERS_PULL: Duration = Duration::from_millis(100);
 /// Duration of the measurement of idle sessions, four heartbeats.
 const IDLE: Duration = Duration::from_secs(60);

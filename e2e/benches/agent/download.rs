@@ -1,4 +1,4 @@
-//! The agent's own download where it matters: over a link, of images that share layers, and its processor time.
+//! Benchmarks of the agent's own download: over a link, with images that share layers, and its processor time.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use crate::{bar, median, ratios};
 const ROUNDS: usize = 3;
 /// Links by their names, in bytes a second, each with the bar for the agent against the runtime.
 const LINKS: [(&str, u64, f64); 2] = [("100 Mbit/s", 12_500_000, 1.05), ("1 Gbit/s", 125_000_000, 1.1)];
-/// What each piece of a connection is delayed by, so that one connection carries a few MB/s and several carry more.
+/// Delay of each piece, so that one connection carries a few MB/s and several carry more.
 const DELAY: Duration = Duration::from_millis(8);
 /// Images of a job, which share a base of two layers.
 const IMAGES: usize = 5;
-/// Size of the image whose processor time is measured.
+/// Size of the image for measuring processor time.
 const LARGE: u64 = 64 * MIB;
 
 pub(crate) async fn measure() -> Result<()> {
@@ -35,7 +35,7 @@ pub(crate) async fn measure() -> Result<()> {
     processor_time().await
 }
 
-/// A registry behind a link, and a containerd on an ext4, where a flush costs what it does on a box.
+/// A registry behind a link, and a containerd on an ext4 with the same cost of flushes as on a box.
 struct Behind {
     registry: Registry,
     link: Proxy,
@@ -51,8 +51,8 @@ impl Behind {
         Ok(Self { registry, link, containerd })
     }
 
-    /// Pulls images one after another by the runtime, and then others all at once by the agent, several times. `images`
-    /// makes those of a way and a round.
+    /// Pulls images one after another by the runtime, and then others concurrently by the agent, several times.
+    /// `images` creates the images for a way and a round.
     async fn compare(
         &self,
         at_once: usize,
@@ -89,7 +89,7 @@ struct Comparison {
 }
 
 impl Comparison {
-    fn tell(mut self, what: &str, ways: &str, limit: f64) {
+    fn print(mut self, what: &str, ways: &str, limit: f64) {
         let [ratio, least, most] = ratios(&self.agent, &self.other);
         println!("  {ways}   median {ratio:.3}, from {least:.3} to {most:.3}");
         println!("  {:.2} s against {:.2} s", median(&mut self.agent), median(&mut self.other));
@@ -107,11 +107,11 @@ async fn over_a_link(name: &str, rate: u64, limit: f64) -> Result<()> {
         Ok(vec![behind.registry.seed(&image, &format!("link/{way}:{round}"))?])
     };
     let what = format!("fetched over {name} against PullImage and a flush");
-    behind.compare(1, images).await?.tell(&what, "agent's fetch / PullImage and a flush", limit);
+    behind.compare(1, images).await?.print(&what, "agent's fetch / PullImage and a flush", limit);
     Ok(())
 }
 
-/// Images that share their base: one after another by the runtime, as a script would, and all at once by the agent.
+/// Images that share their base: one after another by the runtime, as a script would, and concurrently by the agent.
 async fn of_shared_layers() -> Result<()> {
     println!("\n{IMAGES} images of 24 MiB that share 16 MiB, over slow connections, {ROUNDS} times");
     let behind = Behind::start("bench-shared").await?;
@@ -126,7 +126,7 @@ async fn of_shared_layers() -> Result<()> {
     };
     let ways = "at once by the agent / one after another by PullImage";
     let compared = behind.compare(IMAGES, images).await?;
-    compared.tell("images that share layers, against one after another", ways, 0.7);
+    compared.print("images that share layers, against one after another", ways, 0.7);
     Ok(())
 }
 
@@ -156,7 +156,7 @@ async fn processor_time() -> Result<()> {
         ensure!(output.status.success(), "{times}");
         comparison.other.push(times.split_whitespace().map(str::parse::<f64>).sum::<Result<f64, _>>()?);
     }
-    comparison.tell(
+    comparison.print(
         "processor time of a download against curl and sha256sum",
         "agent / curl and sha256sum",
         1.2,

@@ -1,8 +1,8 @@
-//! `make bench`: what a pull through the agent costs against one by the runtime, the memory of both programs, and the
+//! `make bench`: the cost of a pull through the agent against one by the runtime, the memory of both programs, and the
 //! duration of a small job.
 //!
-//! Times are compared as ratios within one run, in alternating rounds, since the machines are noisy. A bar that is missed
-//! is reported and does not fail the program; only a failed measurement does.
+//! Times are compared as ratios within one run, in alternating rounds, since the machines are noisy. A missed bar is
+//! reported and doesn't fail the program; only a failed measurement does.
 
 #![allow(clippy::print_stdout)]
 

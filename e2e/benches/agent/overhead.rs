@@ -1,4 +1,4 @@
-//! What a pull costs through the agent, against the same pull by the runtime alone.
+//! The cost of a pull through the agent, against the same pull by the runtime alone.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -22,12 +22,12 @@ const DIRECTLY: usize = 0;
 const AND_FLUSHED: usize = 1;
 const AGENT: usize = 2;
 const FETCHED: usize = 3;
-/// Sizes of the layers of each image, which are those of a small application.
+/// Sizes of the layers of each image, as in a small application.
 pub(crate) const LAYERS: [u64; 3] = [16 * MIB; 3];
 
-/// Compares pulls through the agent's executor with direct CRI calls. `PullImage` leaves what it has pulled in memory,
-/// and the agent does not say that an image is there before it is on the disk: so the bar is for the same call and the
-/// same flush, and what the flush costs is told apart.
+/// Compares pulls through the agent's executor with direct CRI calls. `PullImage` leaves its files in memory, and the
+/// agent doesn't report an image before it's on disk. So the bar is for the same call with the same flush, and the cost
+/// of the flush is shown separately.
 pub(crate) async fn measure() -> Result<()> {
     println!(
         "\nOne image of {} MiB, {ROUNDS} times: PullImage, PullImage and a flush, and through the agent",
@@ -54,8 +54,8 @@ pub(crate) async fn measure() -> Result<()> {
     puller.flush().await;
     let mut times = [(); WAYS].map(|()| Vec::new());
     for round in 0..ROUNDS {
-        // The first pull of a round has the quieter disk, so that each way is the first one in turn. No way pays for
-        // what another one has left in memory.
+        // The first pull of a round has the quieter disk, so each way is first in turn. No way pays for another one's
+        // data in memory.
         for way in (0..WAYS).map(|way| (round + way) % WAYS) {
             let reference = references.next().context("no image")?;
             let took = match way {

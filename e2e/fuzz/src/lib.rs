@@ -1,11 +1,11 @@
-//! What is fuzzed: one function for each kind of input that others write.
+//! The fuzz targets: one function for each kind of foreign input.
 //!
 //! ```text
 //!  corpus/TARGET ─▶ tests/corpus.rs (`make test`) ─┐
 //!                └▶ bin/libfuzzer.rs (`make fuzz`) ┴─▶ check ─▶ targets::TARGET ─▶ the code of the programs
 //! ```
 //!
-//! A target panics where something is wrong. Beyond what a target says itself, [`check`] bounds the memory.
+//! A target panics if something is wrong. In addition to its own assertions, [`check`] bounds the memory.
 
 #![allow(clippy::expect_used, reason = "a target panics where something is wrong")]
 
@@ -28,14 +28,14 @@ mod targets {
     pub(crate) mod windows;
 }
 
-/// Counts what is allocated, so that [`check`] can bound it.
+/// Counts allocations, so that [`check`] can bound them.
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;
 
-/// Ends each input in a file of the corpus: ASCII's "record separator", which is in no text.
+/// Ends each input in a file of the corpus: ASCII's "record separator", which occurs in no text.
 pub const SEPARATOR: u8 = 0x1e;
 
-/// What inputs look like, for mutations that keep them plausible.
+/// The form of inputs, for mutations that keep them plausible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// Lines of text.
@@ -49,11 +49,11 @@ pub enum Form {
 /// A kind of input.
 #[derive(Debug)]
 pub struct Target {
-    /// Its name, which is that of its file in the corpus.
+    /// Its name, and that of its file in the corpus.
     pub name: &'static str,
-    /// What inputs look like.
+    /// The form of its inputs.
     pub form: Form,
-    /// Takes an input in as the program would, and panics where a promise is broken.
+    /// Processes an input like the program, and panics if a promise is broken.
     run: fn(&[u8]),
     /// The bytes that may be allocated at a time.
     memory: Memory,
@@ -69,10 +69,10 @@ struct Memory {
 /// A parsed value is at most this many times as large as its text: `[],` takes 3 bytes of JSON, and 32 as a value in a
 /// list that has grown to twice its size.
 const PARSED: Memory = Memory { fixed: 256 * 1024, per_byte: 64 };
-/// A world of nodes and jobs stands around each input, and remembers what it was told.
+/// A world of nodes and jobs stands around each input, and remembers the inputs.
 const WORLD: Memory = Memory { fixed: 16 * 1024 * 1024, per_byte: 256 };
 
-/// Aliases may repeat 64 Ki values, whatever the length of the text.
+/// Aliases may repeat 64 Ki values, regardless of the length of the text.
 const PLANNED: Memory = Memory { fixed: 16 * 1024 * 1024, per_byte: 1024 };
 
 /// Each time zone is read once, and kept.
@@ -110,7 +110,7 @@ pub fn find(name: &str) -> Option<&'static Target> {
 ///
 /// # Panics
 /// Where a promise is broken, or the input took more memory than its size allows. Other threads must not allocate
-/// meanwhile.
+/// allocate.
 pub fn check(target: &Target, input: &[u8]) {
     let before = MEMORY.current_usage();
     MEMORY.reset_peak_usage();

@@ -1,5 +1,5 @@
-//! Mutations that know lines and JSON: a byte that flips in a bracket or a field's name only makes one more text that is
-//! refused at once.
+//! Mutations that know lines and JSON: a flipped byte in a bracket or a field's name would only produce another text
+//! that's rejected immediately.
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ use rng::Rng;
 #[allow(clippy::unwrap_used, reason = "the remainder of a usize is one")]
 mod rng;
 
-/// Texts that mean something somewhere.
+/// Texts with a meaning in some format.
 const TEXTS: &[&str] = &[
     "",
     "a",
@@ -83,7 +83,7 @@ const NUMBERS: &[i64] = &[
     253_402_300_799_000,
 ];
 
-/// Changes an input in a manner that keeps its form. Nothing, where it has not got that form.
+/// Changes an input and keeps its form. `None` if it doesn't have that form.
 pub fn mutate(form: Form, input: &[u8], seed: u32) -> Option<Vec<u8>> {
     let text = std::str::from_utf8(input).ok()?;
     let mut rng = Rng::new(seed.into());
@@ -207,7 +207,7 @@ fn change_value(value: &mut Value, other: Option<Value>, rng: &mut Rng) {
     }
 }
 
-/// How many values there are, with those within them.
+/// Number of values, including nested ones.
 fn count(value: &Value) -> usize {
     1 + match value {
         Value::Array(values) => values.iter().map(count).sum(),

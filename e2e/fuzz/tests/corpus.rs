@@ -1,13 +1,13 @@
-//! Plays the inputs that the fuzzer has kept. `make fuzz` looks for more of them.
+//! Plays the inputs of the fuzzer's corpus. `make fuzz` looks for more of them.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
 
 use prepull_fuzz::{SEPARATOR, TARGETS, check};
 
-/// One test, since each input's memory is counted.
+/// One test, because each input's memory is counted.
 #[test]
-fn every_input_of_the_corpus_is_taken_in_without_panic_and_in_little_memory() {
+fn every_corpus_input_takes_little_memory() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
     for target in TARGETS {
         let inputs = std::fs::read(corpus.join(target.name)).unwrap();
@@ -15,7 +15,7 @@ fn every_input_of_the_corpus_is_taken_in_without_panic_and_in_little_memory() {
         let inputs: Vec<_> = inputs.split(|byte| *byte == SEPARATOR).collect();
         assert!(inputs.len() > 1, "{}: no inputs", target.name);
         for input in inputs {
-            // What a failure shows: the input that is being played.
+            // A failure shows the input that's being played.
             println!("{}: {}", target.name, String::from_utf8_lossy(input));
             check(target, input);
         }

@@ -1,8 +1,7 @@
-//! Messages from the cloud to an edge, a frame on each line. Other lines are what happens on the node meanwhile: see
-//! [`Node::happens`].
+//! Messages from the cloud to an edge, a frame on each line. Other lines are events on the node: see [`Node::happens`].
 //!
-//! Whatever the cloud says, the agent's answers and records have a size that is taken, and no more tasks are kept and run
-//! than may be.
+//! With any input, the agent's answers and records stay within their size limits, and it keeps and runs no more tasks
+//! than allowed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroU32;
@@ -41,7 +40,7 @@ struct Node {
     disk: BTreeMap<TaskId, TaskRecord>,
     writes: VecDeque<TaskRecord>,
     running: VecDeque<Execution>,
-    /// What an executor says of an image, if not that it was pulled.
+    /// The executor's reason for a failed image. Empty if it was pulled.
     reason: String,
 }
 
@@ -75,7 +74,7 @@ impl Node {
         }
     }
 
-    /// What a line that is no frame stands for.
+    /// Handles a line that isn't a frame.
     fn happens(&mut self, line: &str) {
         let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
         match word {
@@ -192,7 +191,7 @@ impl Node {
         self.handle(AgentEvent::Ended(task.id, end));
     }
 
-    /// Everything under way comes to its end: each task has a result, on the disk.
+    /// Completes all pending work: each task has a result on disk.
     fn settle(&mut self) {
         self.reason.clear();
         while !(self.writes.is_empty() && self.running.is_empty()) {

@@ -34,7 +34,7 @@ pub(crate) fn run(input: &[u8]) {
     check(&all);
 }
 
-/// That what is found matches, and that nothing that is printed shows a credential.
+/// Checks that found credentials match, and that no printed text shows one.
 pub(crate) fn check(config: &RegistryConfig) {
     let keys = config.registries();
     let of_keys = keys.iter().map(|key| format!("{}/app", key.trim_end_matches('/').replace('*', "a")));
@@ -61,8 +61,8 @@ pub(crate) fn check(config: &RegistryConfig) {
     assert_hidden(&printed, &credentials, &keys);
 }
 
-/// That a text shows none of the credentials. What is a part of a registry's name, or too short to be told from
-/// anything else, may be there.
+/// Checks that a text shows none of the credentials. It may contain those that are a part of a registry's name, or too
+/// short to be significant.
 fn assert_hidden(printed: &str, credentials: &[RegistryCredential], keys: &[String]) {
     let keys = format!("{keys:?}");
     for credential in credentials {

@@ -1,6 +1,6 @@
-//! Messages from two edges to the cloud, a frame on each line: the first one works on, and says these as well.
+//! Messages from two edges to the cloud, a frame on each line. The first edge also works as usual.
 //!
-//! Whatever the frames say, each job ends, and what is written and sent has a size that is taken.
+//! With any frames, each job ends, and everything written and sent stays within its size limits.
 
 use jiff::SignedDuration;
 use prepull_api::wire::{EdgeMessage, decode, encode};
@@ -55,7 +55,7 @@ pub(crate) fn run(input: &[u8]) {
     assert_eq!(differences, Vec::<String>::new(), "a replay takes the same actions");
 }
 
-/// Decodes a frame, and checks that what is sent again is the same.
+/// Decodes a frame, and checks that it encodes to the same.
 fn read(frame: &str) -> Option<EdgeMessage> {
     let message = decode(frame).ok()?;
     let again = encode(&message).and_then(|frame| decode(&frame));

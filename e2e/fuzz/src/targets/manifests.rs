@@ -28,7 +28,7 @@ pub(crate) fn run(input: &[u8]) {
             None => assert_eq!(exact, None, "a manifest for {platform:?} is there"),
             Some(selected) => {
                 assert!(fits(&selected) && index.manifests.contains(selected), "{selected:?}");
-                // One without a platform is taken only where nothing fits.
+                // One without a platform is selected only if nothing else fits.
                 assert!(exact.is_none() || selected.platform.is_some(), "{selected:?} for {platform:?}");
             }
         }

@@ -54,8 +54,8 @@ fn apply(
         _ => (before.tag(), after.tag()),
     };
     match (component, operator) {
-        // Another registry may carry a path along, which the next rule sees in the repository; and the value a tag or a
-        // digest, for an image that has none.
+        // Another registry may include a path, which the next rule sees in the repository, and the value may include a
+        // tag or a digest, for an image that has none.
         ("Registry" | "Repository", _) => {
             assert!(
                 before.tag().is_none_or(|tag| after.tag() == Some(tag)),

@@ -1,4 +1,4 @@
-//! `cloudcore-prepull plan`, with one file that is read as the job, as the nodes and as the secrets.
+//! `cloudcore-prepull plan`, with one file as the job, as the nodes and as the secrets.
 
 use std::cell::RefCell;
 use std::io::Write as _;
@@ -22,7 +22,7 @@ pub(crate) fn run(input: &[u8]) {
             let (sizes, sites) = (SizeArgs::default(), SiteArgs::default());
             let args = PlanArgs { job, nodes, secrets, consent, sizes, sites, output, kubeconfig: None };
             let mut printed = Vec::new();
-            // Without a cluster there is nothing to wait for.
+            // Without a cluster the command has nothing to wait for.
             let outcome = print_plan(&args, &mut printed).now_or_never().expect("the command waits");
             (String::from_utf8(printed).expect("text"), outcome.map_err(|error| format!("{error:#}")))
         };
@@ -30,7 +30,7 @@ pub(crate) fn run(input: &[u8]) {
         if let Err(error) = &outcome {
             assert!(error.len() < 16 * 1024, "an error of {} bytes", error.len());
         }
-        // What is printed is whole, also where it ends in an error: of an image without credentials.
+        // The output is complete, even if it ends in an error about an image without credentials.
         if json.is_empty() {
             assert!(outcome.is_err(), "neither a plan nor an error");
             return;

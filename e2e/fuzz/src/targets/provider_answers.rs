@@ -1,4 +1,4 @@
-//! What the kubelet's credential provider plugins print.
+//! Output of the kubelet's credential provider plugins.
 
 use edgecore_prepull::images::providers::protocol::{Response, Version, decode_response};
 
@@ -9,7 +9,7 @@ pub(crate) fn run(input: &[u8]) {
         match decode_response(version, input) {
             Ok(Response { key_type: _, cache_for, logins }) => {
                 docker_configs::check(&logins);
-                // 292 years: what Go can express, and the kubelet with it.
+                // 292 years: the largest duration in Go, and so in the kubelet.
                 assert!(
                     cache_for.is_none_or(|length| i64::try_from(length.as_nanos()).is_ok()),
                     "{cache_for:?}"

@@ -1,4 +1,4 @@
-//! What `cloudcore-prepull run --record` wrote, or somebody else.
+//! Recordings of `cloudcore-prepull run --record`, possibly manipulated.
 
 use prepull_engine::engine::Action;
 use prepull_engine::recording::{Replay, replay};
@@ -15,7 +15,7 @@ pub(crate) fn run(input: &[u8]) {
     assert_eq!(play(), play(), "the same inputs lead to the same actions");
 }
 
-/// That what the engine wants done can be done.
+/// Checks that the engine's actions can be carried out.
 pub(crate) fn check(action: &Action) {
     use prepull_api::wire::encode;
     use prepull_engine::kruise::{self, jobs::JobWrite, node_images::Write};

@@ -1,10 +1,10 @@
-//! `hosts.toml` of a registry, as somebody has written it for the container runtime.
+//! `hosts.toml` of a registry, written by an operator for the container runtime.
 
 use prepull_api::image::Reference;
 use prepull_api::wire::MAX_REASON;
 use prepull_registry::{HostsFiles, Kind, RegistryClient, Settings};
 
-/// A registry with a port, Docker's own, and one on the machine itself: each has rules of its own.
+/// A registry with a port, Docker's own, and one on the machine itself: each has its own rules.
 const REFERENCES: [&str; 3] = [
     "r.io:5000/team/app:v1",
     "nginx:1.25",

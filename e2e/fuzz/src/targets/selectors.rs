@@ -28,7 +28,7 @@ pub(crate) fn run(input: &[u8]) {
     }
 }
 
-/// A requirement, read in the simplest manner that is right for a text that is known to be a selector.
+/// A requirement, read in the simplest way that works for a valid selector.
 struct Requirement<'a> {
     key: &'a str,
     operator: &'a str,
@@ -83,7 +83,7 @@ fn requirements(text: &str) -> Vec<Requirement<'_>> {
     found
 }
 
-/// The same as an object of the API, which cannot compare numbers.
+/// The same as an object of the API, which can't compare numbers.
 fn object(requirements: &[Requirement<'_>]) -> Option<LabelSelector> {
     let expressions = requirements.iter().map(|Requirement { key, operator, values }| {
         let operator = match *operator {

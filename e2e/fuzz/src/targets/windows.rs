@@ -1,4 +1,4 @@
-//! Windows in one line, durations and moments: one a line. What is none of them is the time zone of the node.
+//! Windows in one line, durations and moments: one per line. Any other line is the time zone of the node.
 
 use std::time::Duration;
 
@@ -6,9 +6,9 @@ use jiff::{SignedDuration, Timestamp};
 use prepull_api::download::MAX_WINDOWS;
 use prepull_window::{Openings, parse_duration, parse_window, write_duration, write_window};
 
-/// Moments of one input that are looked at.
+/// Number of moments of one input that we check.
 const MOMENTS: usize = 4;
-/// How long after each of them the openings are looked at: each window opens within that time.
+/// Time after each of them for which we check the openings: each window opens within it.
 const AHEAD: SignedDuration = SignedDuration::from_hours(10 * 24);
 
 pub(crate) fn run(input: &[u8]) {
