@@ -42,7 +42,7 @@ pub enum Fault {
 /// A request that came through the proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// What the request asked for.
+    /// The target of the request.
     pub about: About,
     /// Fault that the request met.
     pub fault: Option<Fault>,
@@ -64,14 +64,14 @@ struct Shared {
     rules: Mutex<Vec<Rule>>,
     chance: Mutex<Chance>,
     seen: Mutex<Vec<Seen>>,
-    /// Counter that is raised to expire the watches that are open then.
+    /// Incremented to expire the open watches.
     expired: watch::Sender<u64>,
-    /// Counter that is raised to silence the connections that are open then.
+    /// Incremented to silence the open connections.
     silenced: watch::Sender<u64>,
 }
 
 impl ApiProxy {
-    /// Starts a proxy in front of the cluster's API server. `seed` decides which requests meet a fault, so that the
+    /// Starts a proxy in front of the cluster's API server. `seed` selects the requests that meet a fault, so that the
     /// n-th matching request has the same fate in every run.
     pub fn start(cluster: &Cluster, seed: u64) -> Result<Self> {
         let authority = Authority::new("api-proxy")?;
@@ -115,8 +115,8 @@ impl ApiProxy {
         &self.kubeconfig
     }
 
-    /// Injects a fault into a share (0 to 1) of these requests from now on. Of several rules, the first that strikes
-    /// counts; each of them draws on its own.
+    /// Injects a fault into a share (0 to 1) of these requests from now on. If several rules match, the first that
+    /// strikes counts; each draws its own random numbers.
     pub fn inject(&self, requests: Requests, share: f64, fault: Fault) {
         lock(&self.shared.rules).push(Rule { requests, share, fault, left: None });
     }
@@ -126,7 +126,7 @@ impl ApiProxy {
         lock(&self.shared.rules).push(Rule { requests, share: 1.0, fault, left: Some(times) });
     }
 
-    /// Injects no more faults.
+    /// Stops injecting faults.
     pub fn heal(&self) {
         lock(&self.shared.rules).clear();
     }
@@ -137,8 +137,9 @@ impl ApiProxy {
         self.shared.expired.send_modify(|count| *count += 1);
     }
 
-    /// Lets nothing more through on the connections that are open now, and doesn't close them either: as a load balancer
-    /// in front of several API servers when one of them has lost its power. New connections lead to another one.
+    /// Lets nothing more through on the connections that are open now, and doesn't close them either. This simulates a
+    /// load balancer in front of several API servers when one of them has lost its power. New connections lead to
+    /// another one.
     pub fn silence_connections(&self) {
         self.shared.silenced.send_modify(|count| *count += 1);
     }

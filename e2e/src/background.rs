@@ -1,4 +1,4 @@
-//! Runtime of the harness itself: what runs on its threads continues while a test blocks.
+//! Runtime of the harness itself, on threads of its own: it continues while a test blocks.
 
 use std::sync::LazyLock;
 

@@ -1,9 +1,9 @@
-//! `make site`: one image for the boxes of a site behind one thin uplink, with what the uplink carried, the time, and CPU
-//! and memory of each box. For operators who want to know what their site would see, and for tests of sites.
+//! `make site`: one image for the boxes of a site behind one thin uplink, with the traffic on the uplink, the time, and
+//! CPU and memory of each box. For operators who want to know the effect on their site, and for tests of sites.
 //!
 //! ```text
 //!  Options ─▶ Boxes (cluster, cloud, registry, Lan, an agent and a containerd in each box)
-//!               └─ rows: Run::begin ─▶ (meanwhile) ─▶ Run::finish ─▶ Figures ─▶ table, JSON
+//!               └─ rows: Run::begin ─▶ (faults) ─▶ Run::finish ─▶ Figures ─▶ table, JSON
 //! ```
 
 mod faults;

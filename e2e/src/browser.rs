@@ -1,4 +1,4 @@
-//! A headless Chromium that clicks and types as a person does, by its DevTools protocol.
+//! A headless Chromium that clicks and types like a person, controlled by its DevTools protocol.
 
 use std::path::Path;
 use std::process::Command;
@@ -33,7 +33,7 @@ pub struct Browser {
 struct Socket {
     stream: WebSocketStream<TcpStream>,
     asked: u64,
-    /// Errors of the page, and what it has logged as such.
+    /// Errors of the page, including logged ones.
     complaints: Vec<String>,
     questions: Vec<String>,
 }
@@ -101,7 +101,7 @@ impl Browser {
         .await
     }
 
-    /// The value of an expression of JavaScript; of a promise, what it brings.
+    /// The value of an expression of JavaScript; for a promise, its result.
     pub async fn run<T: DeserializeOwned>(&self, expression: &str) -> Result<T> {
         let question = json!({ "expression": expression, "awaitPromise": true, "returnByValue": true });
         let mut answer = self.ask("Runtime.evaluate", question).await?;
@@ -112,16 +112,16 @@ impl Browser {
         serde_json::from_value(value).with_context(|| format!("{expression} is {}", answer["result"]))
     }
 
-    /// The text of the page, as a person sees it.
+    /// The visible text of the page.
     pub async fn text(&self) -> Result<String> {
         self.run("document.body.innerText").await
     }
 
-    /// Waits until the page says this.
+    /// Waits until the page shows this text.
     pub async fn says(&self, text: &str) -> Result<()> {
-        eventually(&format!("the page says {text:?}"), SOON, async || {
+        eventually(&format!("the page shows {text:?}"), SOON, async || {
             let said = self.text().await?;
-            ensure!(said.contains(text), "it says: {said}");
+            ensure!(said.contains(text), "it shows: {said}");
             Ok(())
         })
         .await
@@ -178,7 +178,7 @@ impl Browser {
         Ok(())
     }
 
-    /// Prefers light or dark from now on, and no motion, which a picture would catch in the middle.
+    /// Prefers light or dark from now on, and no motion, which would blur a picture.
     pub async fn prefer(&self, scheme: &str) -> Result<()> {
         let features = json!([
             { "name": "prefers-color-scheme", "value": scheme },
@@ -187,21 +187,21 @@ impl Browser {
         self.ask("Emulation.setEmulatedMedia", json!({ "features": features })).await.map(drop)
     }
 
-    /// The questions that the page has asked with `confirm`; each was answered with yes.
+    /// The questions that the page has asked with `confirm`. Each was answered with yes.
     pub async fn questions(&self) -> Vec<String> {
         self.socket.lock().await.questions.clone()
     }
 
-    /// Writes what is seen into a file, as PNG.
+    /// Writes a screenshot to a file, as PNG.
     pub async fn picture(&self, file: &Path) -> Result<()> {
         let taken = self.ask("Page.captureScreenshot", json!({ "format": "png" })).await?;
         let picture = STANDARD.decode(taken["data"].as_str().context("no picture")?)?;
         std::fs::write(file, picture).with_context(|| format!("cannot write {}", file.display()))
     }
 
-    /// What has gone wrong in the page so far.
+    /// Errors of the page so far.
     pub async fn complaints(&self) -> Result<Vec<String>> {
-        // Whatever the page says, it says before this answer.
+        // All earlier messages of the page come before this answer.
         self.run::<u32>("1").await?;
         Ok(self.socket.lock().await.complaints.clone())
     }

@@ -11,7 +11,7 @@ use rcgen::{
 
 use crate::place::Place;
 
-/// A certificate authority that only those trust who are given its file.
+/// A certificate authority. Only clients with its file trust it.
 pub struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     file: PathBuf,
@@ -52,7 +52,7 @@ impl Authority {
         &self.file
     }
 
-    /// A certificate and a key, as PEM, by which Kubernetes knows a client as this user of this group.
+    /// A certificate and a key, as PEM, with which Kubernetes identifies a client as this user of this group.
     pub(crate) fn client(&self, user: &str, group: Option<&str>) -> Result<(String, String)> {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, user);

@@ -1,4 +1,4 @@
-//! Random numbers that a seed repeats: the same seed gives the same fleet, the same faults, the same kills.
+//! Random numbers from a seed: the same seed gives the same fleet, the same faults, the same kills.
 
 use std::time::Duration;
 
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_is_reproducible_and_its_streams_differ() {
+    fn a_seed_has_reproducible_distinct_streams() {
         let draw = |seed, stream| {
             let mut chance = Chance::new(seed, stream);
             (0..100).map(|_| chance.next()).collect::<Vec<_>>()
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn drawn_numbers_have_the_mean_of_their_distribution() {
+    fn draws_have_the_mean_of_their_distribution() {
         const DRAWS: u32 = 10_000;
         let mut chance = Chance::new(1, 1);
         let mut mean = |draw: &mut dyn FnMut(&mut Chance) -> f64| {

@@ -2,9 +2,9 @@
 //!
 //! - A test that returns or panics drops its [`Child`]ren: each is killed with its process group, and waited for.
 //! - A test process that is killed (Ctrl-C, SIGKILL, a runner's timeout) drops nothing. The [`reaper`] has a list of
-//!   what was started, and a process group of its own. It reads from a pipe that the kernel closes when the test process
-//!   ends; then it kills what is on the list and removes the directories.
-//! - What outlives a test on purpose is on the list of another reaper, which ends with the whole run.
+//!   all that was started, and a process group of its own. It reads from a pipe that the kernel closes when the test
+//!   process ends; then it kills the processes on the list and removes the directories.
+//! - Processes that should outlive a test are on the list of another reaper, which ends with the whole run.
 
 use std::fs::OpenOptions;
 use std::os::unix::process::CommandExt;
@@ -23,8 +23,8 @@ use crate::usage::Usage;
 /// Interval between two attempts at something that can only be polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Limit for what must happen and whose duration is no promise of the project: a process starts, an event is written, an
-/// edge connects. On an idle machine it takes two seconds at most; a busy one has been seen to take 60.
+/// Limit for events that must happen and have no promised duration: a process starts, an event is written, an edge
+/// connects. On an idle machine they take two seconds at most; a busy one has been seen to take 60.
 pub const SOON: Duration = Duration::from_secs(120);
 
 /// Limit for a process to stop: each thread stops when it next leaves the kernel.
@@ -185,8 +185,8 @@ impl Drop for Child {
     }
 }
 
-/// Repeats an attempt until it succeeds or the limit has passed, and then returns its last error. For what can only be
-/// polled, such as a server that is starting; whatever can be watched is watched instead.
+/// Repeats an attempt until it succeeds or the limit has passed, and then returns its last error. Use it only for
+/// states that must be polled, such as a server that's starting; prefer a watch if there is one.
 pub async fn eventually<T, F>(what: &str, limit: Duration, mut attempt: impl FnMut() -> F) -> Result<T>
 where
     F: Future<Output = Result<T>>,

@@ -1,4 +1,4 @@
-//! cloudcore-prepull as a process, which runs as its own ServiceAccount.
+//! cloudcore-prepull as a process, running as its own ServiceAccount.
 
 mod start;
 
@@ -40,12 +40,12 @@ pub struct Cloud {
     enroll: Port,
     metrics: Port,
     edges: Port,
-    /// Address of the list of the edges, if not that of the tunnel.
+    /// Address of the list of the edges, if it differs from that of the tunnel.
     edges_at: Option<Ipv4Addr>,
     front: Option<SocketAddr>,
     arguments: Vec<OsString>,
     standby: bool,
-    /// Name of the pod that it takes itself to be in.
+    /// Name of the pod that it acts for.
     pod: Option<String>,
     /// Namespace of the process, if not that of the test, and the passages to and from it.
     space: Option<(Space, Vec<Passage>)>,
@@ -104,7 +104,7 @@ impl Cloud {
         self.command(&["token", "create", "--node", node]).await
     }
 
-    /// The command by which a node joins, to dial the tunnel at `tunnel` from then on.
+    /// The command to join a node, with the tunnel's address.
     pub(crate) fn join_command(
         &self,
         token: &str,
@@ -131,7 +131,7 @@ impl Cloud {
         Ok(parts::output(command).await?.trim().to_owned())
     }
 
-    /// Runs a command like [`Self::command`], as somebody else.
+    /// Runs a command like [`Self::command`], with another kubeconfig.
     pub async fn command_as(&self, kubeconfig: &Path, arguments: &[&str]) -> Result<String> {
         let mut command = Command::new(parts::program(PROGRAM)?);
         command.args(arguments).arg("--kubeconfig").arg(kubeconfig).args(["--namespace", NAMESPACE]);
@@ -168,7 +168,7 @@ impl Cloud {
         plain_http::get(self.metrics_addr(), "/availablez").await
     }
 
-    /// Waits until the cloud is ready, which it is when it leads.
+    /// Waits until the cloud is ready, that is, until it leads.
     pub async fn leads(&self, limit: Duration) -> Result<()> {
         eventually("cloudcore-prepull leads", limit, async || {
             let (status, body) = self.readiness().await?;
@@ -200,7 +200,7 @@ impl Cloud {
         self.process.as_ref().context("cloudcore-prepull is stopped")
     }
 
-    /// Whether the cloud has ended by itself, as a leader does that has lost its Lease.
+    /// Whether the cloud has ended by itself, as a leader does when it loses its Lease.
     pub fn has_ended(&mut self) -> bool {
         self.process.as_mut().is_some_and(|process| !process.is_running())
     }
@@ -226,7 +226,7 @@ impl Cloud {
         let _ = std::fs::remove_file(&ports_file);
         let mut command = Command::new(self.programs.path(PROGRAM)?);
         if matches!(self.programs, Programs::Before(_)) {
-            // Not as a flag, which the earliest release does not know.
+            // Not as a flag, because the earliest release doesn't know it.
             command.env("PREPULL_REQUIRE_SECRET_CONSENT", "false");
         }
         command.arg("run").arg("--kubeconfig").arg(&self.kubeconfig).args(["--namespace", NAMESPACE]);
@@ -280,7 +280,7 @@ impl Cloud {
         self.restart().await
     }
 
-    /// The programs that the cloud runs, and by which its edges join.
+    /// The programs for the cloud and for joining its edges.
     pub(crate) fn programs(&self) -> &Programs {
         &self.programs
     }

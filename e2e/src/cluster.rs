@@ -70,8 +70,8 @@ enum Serving {
 pub(crate) struct Hold(#[expect(dead_code, reason = "held until the end")] Arc<Serving>);
 
 impl Cluster {
-    /// Returns a cluster that has only what cloudcore-prepull needs: that of `PREPULL_E2E_KUBECONFIG`, or one that the
-    /// tests of this run share (`PREPULL_E2E_POOL`), or a new one. A test that stops the API server, or changes
+    /// Returns a cluster with the minimum that cloudcore-prepull needs: that of `PREPULL_E2E_KUBECONFIG`, or one that
+    /// the tests of this run share (`PREPULL_E2E_POOL`), or a new one. A test that stops the API server, or changes
     /// definitions or rights, needs [`Self::own`] instead.
     pub async fn start() -> Result<Self> {
         match std::env::var_os("PREPULL_E2E_POOL") {
@@ -120,7 +120,7 @@ impl Cluster {
         self.server()?.kubeconfig_for(user, group, host)
     }
 
-    /// What was asked of the API server of a whole cluster, a line of JSON each.
+    /// The audit log of a whole cluster's API server, a line of JSON each.
     pub fn audit_log(&self) -> Result<String> {
         Ok(std::fs::read_to_string(self.server()?.audit_log())?)
     }
@@ -143,7 +143,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Takes a cluster of the pool in this directory, without anything that the test before has left: see [`pool`].
+    /// Takes a cluster of the pool in this directory, without leftovers of the previous test: see [`pool`].
     pub async fn shared(pool: &Path) -> Result<Self> {
         install_crypto();
         let place = Place::here()?;
@@ -159,7 +159,7 @@ impl Cluster {
         })
     }
 
-    /// Uses an existing cluster, which cannot be stopped: see [`existing`] for what the tests do to it.
+    /// Uses an existing cluster, which can't be stopped: [`existing`] lists the changes that the tests make to it.
     pub async fn existing(kubeconfig: &Path) -> Result<Self> {
         install_crypto();
         let place = Place::here()?;
@@ -240,7 +240,7 @@ impl Cluster {
     pub async fn kubectl(&self, arguments: &[&str]) -> Result<String> {
         let mut command = Command::new(parts::kubectl());
         command.arg("--kubeconfig").arg(&self.kubeconfig);
-        // A cache of its own: that of the user may be of another cluster.
+        // With its own cache: the user's may be for another cluster.
         command.arg("--cache-dir").arg(self.place.dir().join("kubectl-cache")).args(arguments);
         parts::output(command).await.with_context(|| format!("kubectl {}", arguments.join(" ")))
     }
@@ -250,7 +250,7 @@ impl Cluster {
         Ok(format!("Kubernetes {}", self.client.apiserver_version().await?.git_version))
     }
 
-    /// Kills kube-apiserver. etcd keeps what it has acknowledged.
+    /// Kills kube-apiserver. etcd keeps all acknowledged writes.
     pub fn stop_api(&self) -> Result<()> {
         self.server()?.stop()
     }
@@ -353,7 +353,7 @@ impl Drop for Cluster {
             return;
         }
         let (kubeconfig, logs) = (self.kubeconfig.clone(), self.place.logs().to_owned());
-        // The runtime of the test must not be blocked here, and may be gone: a thread with a runtime of its own.
+        // The runtime of the test must not be blocked here, and may be gone. So use a thread with its own runtime.
         let last = std::thread::spawn(move || -> Result<()> {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(async {
@@ -371,7 +371,7 @@ impl Drop for Cluster {
     }
 }
 
-/// Kubeconfig of an existing cluster that the tests are to use.
+/// Kubeconfig of an existing cluster for the tests.
 fn lent() -> Option<OsString> {
     std::env::var_os("PREPULL_E2E_KUBECONFIG")
 }

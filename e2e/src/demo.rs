@@ -74,7 +74,7 @@ pub async fn run() -> ExitCode {
     code
 }
 
-/// Tells with-parts.sh that the logs are still written to, for as long as the keeper runs.
+/// Marks the logs as still in use for with-parts.sh, for as long as the keeper runs.
 fn mark_as_kept(keeper: u32) -> Result<()> {
     let mark = parts::logs_root()?.join(".kept");
     std::fs::write(&mark, keeper.to_string()).with_context(|| format!("cannot write {}", mark.display()))
@@ -123,7 +123,7 @@ struct Times {
     phase: JobPhase,
 }
 
-/// Runs `kubectl prepull`, which has to end with this status.
+/// Runs `kubectl prepull`, which must end with this status.
 async fn prepull(story: &Story, stage: &Stage, words: &str, status: i32) -> Result<()> {
     let words = format!("kubectl prepull {words}");
     let ended = story.run(&words, stage.typed(&words)?).await?;

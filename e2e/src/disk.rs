@@ -1,11 +1,11 @@
-//! A disk with a real file system, whose power can be cut.
+//! A disk with a real file system and a power switch.
 //!
-//! SIGKILL leaves the page cache, and with it everything that was written, so that a killed process cannot show what a
-//! power cut loses. Here the file system itself is shut down, without writing its journal first: what it had not written
-//! by then is gone. The disk is then copied, as another process may still hold the old one, and the copy goes on.
+//! SIGKILL doesn't lose the page cache, and so none of the written data: a killed process can't show the effect of a
+//! power cut. Here we shut down the file system itself, without writing its journal first, so all unwritten data is
+//! lost. Then we continue with a copy of the disk, as another process may still hold the old one.
 //!
-//! That shows what is lost at the moment of the cut. [`recorder`] shows every other moment: it notes each write while a
-//! disk is used, and what the disk was after any of them can be mounted afterwards.
+//! That shows the loss at the moment of the cut. [`recorder`] shows every other moment: it records each write to a
+//! disk, so that we can mount the disk's state after any of them.
 
 mod recorder;
 
@@ -20,9 +20,9 @@ use crate::parts;
 use crate::place::unmount_below;
 pub use recorder::Recording;
 
-/// Enough for some images and the smallest xfs there is. Only what is written takes room.
+/// Enough for some images and the smallest possible xfs. It only takes the space of the written data.
 pub const SIZE: u64 = 512 * 1024 * 1024;
-/// Calls `GOINGDOWN` of the file system of a directory, with the flag that its journal is not written. Such a call is
+/// Calls `GOINGDOWN` for the file system of a directory, with the flag that omits writing its journal. Such a call is
 /// unsafe code in Rust, and no program of Debian's base makes it.
 const SHUT_DOWN: &str = r#"open(my $dir, "<", $ARGV[0]) or die "$ARGV[0]: $!\n";
 my $no_log_flush = pack("L", 2);
@@ -33,12 +33,12 @@ ioctl($dir, 0x8004587D, $no_log_flush) or die "GOINGDOWN: $!\n";"#;
 pub enum Format {
     /// ext4.
     Ext4,
-    /// xfs, whose tools not every machine has.
+    /// xfs. Its tools aren't on every machine.
     Xfs,
 }
 
 impl Format {
-    /// Those that this machine can make.
+    /// The formats that this machine can create.
     pub fn all() -> Vec<Self> {
         let can = |format: &Self| {
             let made = Command::new(format.maker()[0]).arg("-V").output();
@@ -56,9 +56,9 @@ impl Format {
 
     fn options(self) -> &'static str {
         match self {
-            // What is on the disk is what was flushed, and not what five seconds have brought there.
+            // A long commit interval: only flushed data gets to the disk.
             Self::Ext4 => "loop,commit=600",
-            // The copy has the name of the disk that it was made of.
+            // The copy has the same UUID as its original.
             Self::Xfs => "loop,nouuid",
         }
     }
@@ -70,9 +70,9 @@ pub struct Disk {
     format: Format,
     file: PathBuf,
     root: PathBuf,
-    /// How often its power was cut.
+    /// Number of power cuts.
     cuts: u32,
-    /// Notes what is written.
+    /// Records the writes.
     recorder: Option<Recorder>,
 }
 
@@ -84,7 +84,7 @@ impl Disk {
         Ok(disk)
     }
 
-    /// The same, and all that is written from now on is recorded.
+    /// The same, with a recording of all writes from now on.
     pub async fn record(format: Format, dir: &Path, root: &Path) -> Result<Self> {
         let mut disk = Self::make(format, SIZE, dir, root).await?;
         let recorder = disk.recorder.insert(Recorder::start(&disk.file)?);
@@ -114,13 +114,13 @@ impl Disk {
         self.recorder.as_ref().map_or(0, Recorder::so_far)
     }
 
-    /// Unmounts the disk, and returns what was written to it. The processes that used the disk must have ended.
+    /// Unmounts the disk, and returns the recording. The processes that used the disk must have ended.
     pub fn end_recording(&mut self) -> Result<Recording> {
         unmount_below(&self.root);
         self.recorder.take().context("nothing is recorded")?.end()
     }
 
-    /// Mounts what is on the disk if the power is cut before this event of a recording.
+    /// Mounts the disk in its state after a power cut before this event of a recording.
     pub async fn insert(&mut self, recording: &Recording, cut: usize, chance: &mut Chance) -> Result<()> {
         unmount_below(&self.root);
         let copy = self.next_file();
@@ -139,7 +139,7 @@ impl Disk {
         self.attach(&self.file).await
     }
 
-    /// Cuts the power: from now on nothing is written, and what was not written is lost.
+    /// Cuts the power: from now on nothing is written, and unwritten data is lost.
     pub fn cut_power(&self) -> Result<()> {
         let shut = Command::new("perl").args(["-e", SHUT_DOWN]).arg(&self.root).output();
         let shut = shut.context("cannot start perl")?;
@@ -148,7 +148,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Mounts what the power cut has left. The processes that used the disk must have ended.
+    /// Mounts the state after the power cut. The processes that used the disk must have ended.
     pub(crate) async fn power_on(&mut self) -> Result<()> {
         unmount_below(&self.root);
         let copy = self.next_file();

@@ -1,4 +1,4 @@
-//! Floods of connections by somebody who has neither certificate nor token.
+//! Floods of connections by a client without certificate or token.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -14,17 +14,17 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{sleep, timeout};
 
-/// The most connections that it has begun to open and that are not answered.
+/// Most unanswered connection attempts.
 const OPENING: usize = 1000;
 /// Interval at which it opens connections.
 const STEP: Duration = Duration::from_millis(10);
-/// A flood that has not opened what it should by then is none. Most take two seconds.
+/// If a flood hasn't opened its connections by then, it's too weak. Most take two seconds.
 const WEAK: Duration = Duration::from_secs(20);
 
 /// The address of the edges.
 pub const EDGES_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// An address of this machine; but for the last number 1, not that of the edges.
+/// An address of this machine, other than that of the edges unless `last` is 1.
 pub fn elsewhere(last: u8) -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(127, 0, 0, last))
 }
@@ -32,7 +32,7 @@ pub fn elsewhere(last: u8) -> IpAddr {
 /// Opens a connection from an address of this machine.
 pub async fn connect_from(from: IpAddr, to: SocketAddr) -> Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
-    // That of the edges is taken anyway.
+    // The address of the edges is used by default.
     if from != EDGES_ADDRESS {
         socket.bind((from, 0).into())?;
     }
@@ -48,8 +48,8 @@ pub struct Flood {
 }
 
 impl Flood {
-    /// Opens so many connections a second, sends `first_bytes` into each, and nothing more. It holds `most_held` of them
-    /// open: what it has had longer is of no more use to it.
+    /// Opens connections at this rate, sends `first_bytes` on each, and nothing more. It keeps `most_held` of them
+    /// open: older ones have no further effect.
     pub fn start(
         from: IpAddr,
         to: SocketAddr,
@@ -94,16 +94,16 @@ impl Flood {
         Ok(Self { opened, stop, thread: Some(thread), begun: Instant::now() })
     }
 
-    /// Waits until it has opened so many connections, so that it has taken what there is to take.
+    /// Waits until it has opened this many connections, and so exhausted the available places.
     ///
     /// # Errors
-    /// Where it is too weak to be one.
+    /// If the flood is too weak.
     pub async fn has_opened(&self, connections: u32) -> Result<()> {
         while self.opened.load(Ordering::Relaxed) < connections {
             let (opened, rate) = (self.opened.load(Ordering::Relaxed), self.rate());
             ensure!(
                 self.begun.elapsed() < WEAK,
-                "{opened} connections, {rate:.0} a second: the attack is none"
+                "{opened} connections, {rate:.0} a second: too weak an attack"
             );
             sleep(STEP).await;
         }

@@ -1,4 +1,4 @@
-//! A relay that forwards edges to the replica that is ready, as a Service does.
+//! A relay that forwards edges to the ready replica, like a Service.
 //!
 //! Only readiness counts: the kernel accepts connections even for a process that hangs.
 
@@ -36,7 +36,7 @@ pub struct Backend {
 }
 
 impl Front {
-    /// Starts a relay in front of these replicas, whether they are running or not.
+    /// Starts a relay in front of these replicas, even if they aren't running yet.
     pub fn of(backends: &[Backend]) -> Result<Self> {
         let backends = backends.to_vec();
         let port = Port::reserve()?;

@@ -10,7 +10,7 @@ use crate::network::{Space, space};
 
 /// Address of the control plane.
 pub(crate) const CONTROL: Ipv4Addr = Ipv4Addr::new(10, 79, 0, 1);
-/// Address at which edges reach what a load balancer leads them to.
+/// Address of the load balancer for edges.
 pub(crate) const BALANCER: Ipv4Addr = Ipv4Addr::new(10, 79, 0, 200);
 /// Address of the Service `kubernetes`, the first one of the range of Services.
 const API_SERVICE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
@@ -84,8 +84,7 @@ impl Ground {
 /// Lets a namespace forward packets between its devices.
 fn forwards(space: &Space) -> Result<()> {
     space.run(|| {
-        // Frames between two workers are none of the packet filter's business. The file is missing where the kernel keeps
-        // them apart anyway.
+        // The packet filter must ignore frames between two workers. The file is missing if the kernel does so anyway.
         let _ = std::fs::write("/proc/sys/net/bridge/bridge-nf-call-iptables", "0");
         std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")
     })

@@ -16,7 +16,7 @@ use crate::place::Place;
 
 /// Bytes of a mebibyte.
 pub const MIB: u64 = 1024 * 1024;
-/// Version of the generated images; a change of how they are generated needs a new one.
+/// Version of the generated images. Increase it with each change of their generation.
 const RECIPE: &str = "images-2";
 /// File that is written last: a directory without it is incomplete.
 const SUMMARY: &str = "summary.json";
@@ -87,7 +87,7 @@ impl Image {
         })
     }
 
-    /// An image with layers of random bytes, of which the lower ones are those of all images on the same base.
+    /// An image with layers of random bytes. All images on the same base share the lower ones.
     pub fn on_base(base: &str, sizes: &[u64], name: &str, size: u64) -> Result<Self> {
         let listed: Vec<_> = sizes.iter().map(ToString::to_string).collect();
         cached(&format!("{base}-{}-{name}-{size}", listed.join("-")), |layout| {
@@ -99,7 +99,7 @@ impl Image {
         })
     }
 
-    /// An image whose configuration says of its layer that it unpacks to something else.
+    /// An image with a wrong uncompressed digest in its configuration.
     pub fn of_wrong_diff_ids(name: &str) -> Result<Self> {
         cached(&format!("wrong-diff-ids-{name}"), |layout| {
             let mut layer = layout.random_layer(name, MIB)?;
@@ -160,7 +160,7 @@ impl Image {
 /// Reads an image from the cache, or generates it. Of several processes that need it, the first generates it.
 fn cached(name: &str, make: impl FnOnce(&Layout) -> Result<layout::Manifest>) -> Result<Image> {
     let cache = parts::cache_dir().join(RECIPE);
-    // skopeo would read what follows a colon as a tag.
+    // skopeo would read the text after a colon as a tag.
     let dir = cache.join(name.replace(['/', ':'], "_"));
     if let Some(image) = read(&dir) {
         return Ok(image);
@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_image_is_reproducible_and_its_digests_are_right() {
+    fn images_are_reproducible() {
         let image = Image::multi_arch("harness").unwrap();
         assert_eq!(image.digest(), Image::multi_arch("harness").unwrap().digest());
         assert_eq!(image.manifests().len(), 3, "an index and two manifests");

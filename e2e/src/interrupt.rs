@@ -8,8 +8,8 @@ use tokio::time::timeout;
 
 /// Exit status after Ctrl-C.
 pub(crate) const INTERRUPTED: u8 = 130;
-/// How long after a failure a Ctrl-C may arrive that caused it. The signal goes to the whole group, and a program that we
-/// wait for may have died of it before we hear of it.
+/// Time after a failure within which a Ctrl-C may arrive that caused it. The signal goes to the whole group, and a
+/// program that we wait for may end before we get the signal.
 const GRACE: Duration = Duration::from_millis(300);
 
 /// Runs the work to its end, or until Ctrl-C, with the result `None`.
@@ -35,11 +35,11 @@ mod tests {
 
     use super::*;
 
-    /// In one test, since the signal reaches all that listen in this process.
+    /// One test, since the signal reaches all listeners in this process.
     #[tokio::test]
-    async fn a_failure_just_before_ctrl_c_is_an_interruption_and_no_failure() {
+    async fn a_failure_before_ctrl_c_is_an_interruption() {
         let fails = async || -> Result<()> { anyhow::bail!("skopeo ended") };
-        assert!(unless_interrupted(fails()).await.unwrap().is_err(), "nobody interrupted it");
+        assert!(unless_interrupted(fails()).await.unwrap().is_err(), "it wasn't interrupted");
         let interrupt = async || {
             tokio::time::sleep(GRACE / 3).await;
             rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::INT).unwrap();

@@ -1,4 +1,4 @@
-//! A hostile edge: it has a valid certificate and does not keep to the protocol.
+//! A hostile edge with a valid certificate, which violates the protocol.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::cloud::Cloud;
 use crate::cluster::Cluster;
 use crate::sim::certificates::Authority;
 
-/// Checks that an attempt was refused with such words.
+/// Checks that an attempt was refused with this text.
 pub fn refusal<T>(outcome: Result<T>, expected: &str) -> Result<()> {
     let Err(error) = outcome else { bail!("it was let in, and not refused with {expected:?}") };
     let text = format!("{error:#}");
@@ -92,8 +92,8 @@ impl Wire {
         self.send_frame(Message::text(encode(message)?)).await
     }
 
-    /// Sends the same message again and again, as fast as possible, until the time is up or the cloud closes the
-    /// connection. Reads nothing.
+    /// Sends the same message repeatedly, as fast as possible, until the time is up or the cloud closes the connection.
+    /// Reads nothing.
     pub async fn send_repeatedly(&mut self, message: &EdgeMessage, time: Duration) {
         let _ = timeout(time, async { while self.send_message(message).await.is_ok() {} }).await;
     }

@@ -24,10 +24,11 @@ use crate::place::Place;
 
 /// Default limit for a state that a test expects, long enough for a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Programs whose logs are shown if a job does not reach the expected state.
+/// Programs with logs that are shown if a job doesn't reach the expected state.
 const LOGS: [&str; 3] = ["cloudcore-prepull", "agent-", "kube-apiserver"];
 
-/// Why the API server has refused an object: what its schema or a rule of the definition says. `None` for other errors.
+/// The reason why the API server has refused an object, by its schema or by a rule of the definition. `None` for other
+/// errors.
 pub fn refused(error: &anyhow::Error) -> Option<String> {
     error.chain().find_map(|cause| match cause.downcast_ref::<kube::Error>() {
         Some(kube::Error::Api(status)) if status.code == 422 => Some(status.message.clone()),
@@ -193,7 +194,7 @@ impl Job {
         Ok(self.api.patch(&self.name, &PatchParams::default(), &Patch::Merge(patch)).await?)
     }
 
-    /// Writes a status, as another program has left it.
+    /// Writes a status like another program.
     pub async fn set_status(&self, status: &serde_json::Value) -> Result<()> {
         let patch = Patch::Merge(serde_json::json!({ "status": status }));
         self.api.patch_status(&self.name, &PatchParams::default(), &patch).await?;

@@ -1,4 +1,5 @@
-//! OpenKruise's API as its users see it: definitions and rights, jobs, NodeImages, pods, and the commands of its manual.
+//! OpenKruise's API from its users' view: definitions and rights, jobs, NodeImages, pods, and the commands of its
+//! manual.
 
 mod commands;
 mod jobs;

@@ -8,9 +8,9 @@
 //!        └─ Balancer: to the pod behind the Service      └── pods 10.80.11.0/24 (CNI's bridge)
 //! ```
 //!
-//! A worker reaches the test's registries on its own loopback, under the addresses that they have. Each kubelet has a
-//! certificate of its Node, so that the API server lets it do what kubelets may do and no more (`NodeRestriction`); every
-//! request is in the audit log.
+//! A worker reaches the test's registries on its own loopback, under their addresses in the test. Each kubelet has a
+//! certificate for its Node, so that the API server limits it to a kubelet's rights (`NodeRestriction`). Every request
+//! is in the audit log.
 
 mod balancer;
 mod installation;
@@ -33,13 +33,13 @@ use crate::registry::Registry;
 use balancer::Balancer;
 use worker::Kind;
 
-/// Controllers that a Deployment, a DaemonSet, a drained node and a namespace need. The others would only cost time.
+/// Controllers for a Deployment, a DaemonSet, a drained node and a namespace. The others would only cost time.
 const CONTROLLERS: &str = "--controllers=daemonset-controller,deployment-controller,disruption-controller,\
     endpoints-controller,endpointslice-controller,garbage-collector-controller,namespace-controller,node-lifecycle-controller,\
     pod-garbage-collector-controller,replicaset-controller,root-ca-certificate-publisher-controller,\
     serviceaccount-controller,taint-eviction-controller";
 
-/// A whole cluster, with the registry from which its workers pull.
+/// A whole cluster, with its workers' registry.
 pub struct Kubernetes {
     cluster: Cluster,
     ground: Ground,
@@ -90,17 +90,17 @@ impl Kubernetes {
         ground::BALANCER.to_string()
     }
 
-    /// Adds a worker, whose Node is Ready.
+    /// Adds a worker with a ready Node.
     pub async fn worker(&self, name: &str) -> Result<Worker> {
         self.worker_of(name, Kind::Plain).await
     }
 
-    /// Adds a worker like [`Self::worker`], whose images are on a disk of their own with `size` bytes.
+    /// Adds a worker like [`Self::worker`], with a separate disk of `size` bytes for its images.
     pub async fn worker_with_disk(&self, name: &str, size: u64) -> Result<Worker> {
         self.worker_of(name, Kind::OwnDisk(size)).await
     }
 
-    /// Adds a worker like [`Self::worker`], whose containerd has the paths of k3s.
+    /// Adds a worker like [`Self::worker`], with a containerd that has the paths of k3s.
     pub async fn worker_of_k3s(&self, name: &str) -> Result<Worker> {
         self.worker_of(name, Kind::K3s).await
     }
@@ -115,8 +115,8 @@ impl Kubernetes {
         refusals::parse(&self.cluster.audit_log()?)
     }
 
-    /// Builds an image of one of our programs, with what it needs of this system, and stores it in the registry under the
-    /// tag that the manifests have. Returns its name without the tag.
+    /// Builds an image of one of our programs, with its libraries from this system, and stores it in the registry under
+    /// the tag of the manifests. Returns its name without the tag.
     pub fn publish(&self, program: &str) -> Result<String> {
         self.registry.seed(&Image::of_program(program)?, &format!("{program}:0.1.0"))?;
         Ok(self.registry.image(program))

@@ -1,5 +1,5 @@
-//! The harness of the end-to-end tests. A test says which parts there are and what happens; the harness starts real
-//! programs, waits for them, keeps their logs, and leaves nothing behind.
+//! The harness of the end-to-end tests. A test describes its parts and events; the harness starts real programs, waits
+//! for them, keeps their logs, and leaves nothing behind.
 //!
 //! ```text
 //!  Place (temporary directory, logs, canary)      Reaper (outlives a killed test and cleans up after it)
@@ -13,8 +13,8 @@
 //!    ├─ Cloud     cloudcore-prepull as its ServiceAccount, tokens, metrics
 //!    ├─ Front     in front of several Clouds: forwards edges to the one that is ready, as a Service does
 //!    ├─ EdgeNode  a containerd and an edgecore-prepull that has joined with a token
-//!    ├─ Disk      ext4 or xfs under a containerd, whose power can be cut
-//!    ├─ Person    kubectl prepull, with somebody's rights (services: how the API server finds a Cloud)
+//!    ├─ Disk      ext4 or xfs under a containerd, with a power switch
+//!    ├─ Person    kubectl prepull, with a user's rights (services: how the API server finds a Cloud)
 //!    ├─ Prometheus  a real one, with the alerts and queries of manifests/monitoring
 //!    ├─ Machine   a systemd of its own, in namespaces, for what only an init shows
 //!    ├─ Network   namespaces for the cloud and for edges, with cables that can be cut, one way or both
@@ -24,13 +24,13 @@
 //!    ├─ Stage     cluster, cloud and edge nodes in one step
 //!    ├─ Site      cluster, cloud and a registry behind a link that can be slowed and cut: for tests of faults
 //!    ├─ Intruder  a client with a node's certificate that does not keep to the protocol
-//!    ├─ Flood     connections by the thousand, of somebody without certificate and token
+//!    ├─ Flood     connections by the thousand, without certificate and token
 //!    └─ Fleet     simulated edges: the real tunnel, real certificates, pulls that only take time
 //! ```
 //!
-//! Every part belongs to the [`place::Place`] of the test that started it, which is found by the name of the test's
-//! thread, so that it need not be passed around. Parts are stopped when they are dropped; if the test process dies
-//! without dropping them, the [`reaper`] stops them.
+//! Every part belongs to the [`place::Place`] of the test that started it. It's found by the name of the test's thread,
+//! so we don't pass it around. Parts are stopped when they are dropped; if the test process dies without dropping them,
+//! the [`reaper`] stops them.
 //!
 //! Environment variables: docs/testing.md lists them; e2e/setup/with-parts.sh sets `PREPULL_APISERVER_DIR`,
 //! `PREPULL_BIN_DIR`, `PREPULL_E2E_LOGS` and `PREPULL_E2E_POOL`.

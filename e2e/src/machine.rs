@@ -1,4 +1,4 @@
-//! A machine with an init of its own, for what only an init shows: a real systemd as process 1, in namespaces.
+//! A machine with its own init, for tests that need one: a real systemd as process 1, in namespaces.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -14,7 +14,7 @@ use crate::place::Place;
 /// Limit for the end of all its processes, which takes some milliseconds.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
-/// A machine that runs; its network is that of the test. Nothing on it outlives this value.
+/// A running machine, in the network of the test. None of its processes outlives this value.
 pub struct Machine {
     process: Child,
 }
@@ -71,7 +71,7 @@ impl Drop for Machine {
     }
 }
 
-/// Ends a machine: all of its processes end with its first one, and its control groups can be removed once they have.
+/// Ends a machine. All of its processes end with its first one, and then its control groups can be removed.
 pub(crate) fn end(machine: &mut Child) {
     let pid = machine.pid();
     let _ = machine.kill9();
@@ -95,7 +95,7 @@ fn remove_groups(pid: u32) -> bool {
         groups.extend(inner.filter(|path| path.is_dir()));
         next += 1;
     }
-    // Those inside before those around them.
+    // Inner groups before outer ones.
     let left = groups.iter().rev().filter(|group| std::fs::remove_dir(group).is_err());
     left.count() == 0
 }

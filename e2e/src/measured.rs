@@ -1,4 +1,4 @@
-//! What the programs that measure have in common: steps that are told, an end, figures in a file.
+//! The common parts of the measuring programs: reported steps, an end, figures in a file.
 
 mod teller;
 
@@ -13,7 +13,7 @@ use crate::place::Place;
 
 pub use teller::Teller;
 
-/// Measures until the end or Ctrl-C. The exit status is 0 if it returns that all went as it should have.
+/// Measures until the end or Ctrl-C. The exit status is 0 if `measure` returns true.
 pub(crate) async fn measured(teller: &Teller, measure: impl Future<Output = Result<bool>>) -> ExitCode {
     // Held to the end, so that all parts use the same place.
     let place = match Place::here() {

@@ -1,5 +1,5 @@
-//! A network whose cables can be cut: the cloud and each edge run in network namespaces, connected by veth pairs, and
-//! packet filters drop packets without a sign to either end.
+//! A network with cables that can be cut: the cloud and each edge run in network namespaces, connected by veth pairs,
+//! and packet filters drop packets without a sign to either end.
 //!
 //! ```text
 //!            root namespace                    cloud                          edge
@@ -8,12 +8,12 @@
 //!     127.0.0.1:port ◀────────── Passage ─────────────────────── 127.0.0.1:port
 //! ```
 //!
-//! A program finds everything else that it needs at the usual port on loopback: a [`passage::Passage`] forwards it to
-//! the root namespace. Dropping packets needs only `iptables`. Delaying them would need `netem`, which some kernels
-//! lack; [`Cable::slow_way`] delays connections instead.
+//! All other servers are at their usual port on loopback: a [`passage::Passage`] forwards it to the root namespace.
+//! Dropping packets needs only `iptables`. Delaying them would need `netem`, which some kernels lack;
+//! [`Cable::slow_way`] delays connections instead.
 //!
-//! A [`Lan`] is another layout: the boxes of one site at a switch, behind one uplink. A [`Wire`] leads to one edge, and treats
-//! packets as one of the [`profiles`] of real links does.
+//! A [`Lan`] is another layout: the boxes of one site at a switch, behind one uplink. A [`Wire`] leads to one edge, and
+//! treats packets like one of the [`profiles`] of real links.
 
 pub mod lan;
 mod passage;
@@ -36,7 +36,7 @@ pub use wire::Wire;
 static UPLINKS: AtomicU32 = AtomicU32::new(0);
 /// Uplinks that one process may have.
 const UPLINKS_OF_ONE: u32 = 4;
-/// Processes that may have uplinks at the same time, whose ids follow each other: as many as there are addresses.
+/// Concurrent processes with uplinks, if their ids are consecutive: limited by the number of addresses.
 const PROCESSES: u32 = 4096;
 
 /// The namespace of the cloud, and the cables that lead to it.
@@ -58,12 +58,12 @@ impl Network {
         Ok(Self { cloud: Space::new().await?, cables: AtomicU8::new(1) })
     }
 
-    /// Namespace in which the cloud is to run.
+    /// Namespace for the cloud.
     pub fn cloud(&self) -> &Space {
         &self.cloud
     }
 
-    /// Addresses at which the edges of so many cables reach the cloud, for the cloud's certificate.
+    /// Addresses of the cloud for the edges of this many cables, for the cloud's certificate.
     pub fn cloud_addresses(cables: u8) -> Vec<String> {
         (1..=cables).map(|number| address(number, 1).to_string()).collect()
     }
@@ -107,7 +107,7 @@ impl Network {
         let number = UPLINKS.fetch_add(1, Ordering::SeqCst) % UPLINKS_OF_ONE;
         let process = std::process::id();
         let (theirs, device) = (self.cloud.name(), format!("pu{process}-{number}"));
-        // It goes with the namespace at its other end.
+        // It's removed with the namespace at its other end.
         space::ip(&["link", "add", &device, "type", "veth", "peer", "name", "uplink", "netns", theirs])
             .await?;
         // Four addresses each, which no other process uses at the same time.
@@ -124,7 +124,7 @@ impl Network {
 }
 
 impl Cable {
-    /// Namespace in which the edge is to run.
+    /// Namespace for the edge.
     pub fn edge(&self) -> &Space {
         &self.edge
     }
@@ -158,7 +158,7 @@ impl Cable {
         self.drop_at(&self.edge, &some).await
     }
 
-    /// Drops nothing any more, and resets the count of dropped packets.
+    /// Stops dropping packets, and resets their count.
     pub async fn mend(&self) -> Result<()> {
         let device = device(self.number);
         for space in [&self.cloud, &self.edge] {
@@ -181,8 +181,8 @@ impl Cable {
         Ok(lost)
     }
 
-    /// Opens a passage to a port of the cloud, at the cloud's end of the cable, that delays each direction. Returns the
-    /// address for the edge to dial.
+    /// Opens a passage to a port of the cloud, at the cloud's end of the cable, with a delay in each direction. Returns
+    /// the address for the edge to dial.
     pub fn slow_way(&self, port: u16, delay: Duration) -> Result<(SocketAddr, Passage)> {
         let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         // Any other port than the cloud's own.

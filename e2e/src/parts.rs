@@ -5,9 +5,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-/// Directory in the cache of the programs that e2e/setup/kubernetes.sh builds. The tests work with other releases as well.
+/// Cache directory of the programs that e2e/setup/kubernetes.sh builds. The tests work with other releases as well.
 const KUBERNETES_CACHE: &str = "kubernetes-v1.36.3-1";
-/// Beginning of the name of the directory that e2e/setup/oldest-apiserver.sh builds.
+/// Prefix of the name of the directory that e2e/setup/oldest-apiserver.sh builds.
 const OLDEST_CACHE: &str = "kube-apiserver-v1.20.";
 
 /// Root directory of the workspace.
@@ -62,7 +62,7 @@ pub fn kubernetes(program: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Whether this kube-apiserver, the oldest one that e2e/setup builds, serves APIs in beta by default. Releases from 1.24 on
+/// Whether this kube-apiserver, the oldest one that e2e/setup builds, serves beta APIs by default. Since 1.24 releases
 /// serve no new ones.
 pub fn has_betas_by_default(kube_apiserver: &Path) -> bool {
     let dir = kube_apiserver.parent().and_then(Path::file_name).unwrap_or_default();
@@ -95,7 +95,7 @@ pub fn containerd() -> PathBuf {
     containerd_dir().unwrap_or_default().join("containerd")
 }
 
-/// Directory of another containerd than that of PATH.
+/// Directory of a containerd other than that in PATH.
 pub fn containerd_dir() -> Option<PathBuf> {
     std::env::var_os("PREPULL_CONTAINERD_DIR").map(PathBuf::from)
 }
@@ -110,7 +110,7 @@ pub fn program(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Where a test takes our programs from.
+/// The source of our programs for a test.
 #[derive(Clone, Debug, Default)]
 pub enum Programs {
     /// From this workspace.
@@ -130,7 +130,7 @@ impl Programs {
     }
 }
 
-/// Path of the library of Debian's package `libfaketime` that gives a program with threads another clock.
+/// Path of the library of Debian's package `libfaketime` that gives a multi-threaded program another clock.
 pub fn libfaketime() -> Result<PathBuf> {
     let library = |dir: PathBuf| dir.join("faketime/libfaketimeMT.so.1");
     let of_architectures = std::fs::read_dir("/usr/lib")?.flatten().map(|entry| library(entry.path()));

@@ -1,4 +1,4 @@
-//! The place of a test: its temporary directory, its log directory, and what its parts share.
+//! The place of a test: its temporary directory, its log directory, and the shared state of its parts.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};

@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 
 /// Timeout of a request; no endpoint takes longer.
 const LIMIT: Duration = Duration::from_secs(5);
-/// Timeout of what etcd stores, on a busy disk.
+/// Timeout of writes to etcd, on a busy disk.
 const STORED: Duration = Duration::from_secs(60);
 
 /// Gets a path and returns status and body. Speaks HTTP/1.0, so that the body is not chunked and ends with the

@@ -1,4 +1,4 @@
-//! `kubectl prepull`, as a person runs it.
+//! `kubectl prepull`, run by a person.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -32,13 +32,13 @@ impl PageServer {
         &self.url
     }
 
-    /// What the process uses.
+    /// The usage of the process.
     pub fn usage(&self) -> Result<Usage> {
         Usage::of(self.process.pid())
     }
 }
 
-/// What a command has said.
+/// The output of a command.
 #[derive(Clone, Debug)]
 pub struct Said {
     /// Its exit status.
@@ -50,7 +50,7 @@ pub struct Said {
 }
 
 impl Said {
-    /// Fails unless the command has ended with this status and said all of these words.
+    /// Fails unless the command has ended with this status and printed all of these words.
     pub fn is(self, status: i32, words: &[&str]) -> Result<Self> {
         let all = format!("{}{}", self.out, self.err);
         ensure!(self.status == status, "it ended with {}, not {status}: {all}", self.status);
@@ -87,7 +87,7 @@ impl Person {
         said(output.with_context(|| format!("cannot run kubectl-prepull {line}"))?)
     }
 
-    /// Runs `kubectl prepull` like [`Self::runs`], with at most so many KiB of memory besides the program itself.
+    /// Runs `kubectl prepull` like [`Self::runs`], with at most `kib` KiB of memory besides the program itself.
     pub async fn runs_within(&self, line: &str, kib: u32) -> Result<Said> {
         let command = self.command(line)?;
         let command = command.as_std();
@@ -103,7 +103,7 @@ impl Person {
         )
     }
 
-    /// Runs `kubectl prepull` like [`Self::runs`]. Returns what it took as well: time, and the most memory in bytes.
+    /// Runs `kubectl prepull` like [`Self::runs`]. Also returns the time, and the peak memory in bytes.
     pub async fn runs_measured(&self, line: &str) -> Result<(Said, Duration, u64)> {
         let began = Instant::now();
         let child =
@@ -115,7 +115,7 @@ impl Person {
         let output = loop {
             tokio::select! {
                 output = &mut ends => break output?,
-                // Gone between the two: what was seen before counts.
+                // It ended in between: keep the last value.
                 _ = looks.tick() => peak = Usage::of(pid).map_or(peak, |usage| usage.peak.max(peak)),
             }
         };
@@ -136,7 +136,8 @@ impl Person {
         Ok(PageServer { url, process })
     }
 
-    /// Runs `kubectl prepull` like [`Self::runs`], on a terminal of 80 columns. What it draws is in the standard output.
+    /// Runs `kubectl prepull` like [`Self::runs`], on a terminal of 80 columns. The standard output includes its
+    /// drawing.
     pub async fn runs_on_a_terminal(&self, line: &str) -> Result<Said> {
         let command = self.command(line)?;
         let command = command.as_std();
@@ -149,7 +150,7 @@ impl Person {
         said(script.output().await.context("cannot run script, of Debian's bsdutils")?)
     }
 
-    /// What kubectl gets for completion after these words, the last of which is being typed.
+    /// The completion for kubectl after these words. The last word is incomplete.
     pub async fn completes(&self, words: &[&str], dir: &Path) -> Result<String> {
         let program = dir.join("kubectl_complete-prepull");
         if !program.exists() {
@@ -160,7 +161,7 @@ impl Person {
         parts::output(command).await
     }
 
-    /// Runs a command until it prints a line with this text, and presses Ctrl-C then.
+    /// Runs a command until it prints a line with this text, and then presses Ctrl-C.
     pub async fn interrupts(&self, line: &str, text: &str) -> Result<Said> {
         use tokio::io::{AsyncBufReadExt, BufReader};
         let mut child = self.command(line)?.spawn()?;

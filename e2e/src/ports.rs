@@ -11,13 +11,13 @@ use anyhow::{Result, bail};
 const FIRST: u16 = 15_000;
 /// End of the ports to reserve, unless the kernel's ephemeral range begins before it.
 const END: u16 = 32_768;
-/// Ports to try before giving up: so many failures in a row have another cause.
+/// Ports to try before giving up: this many failures in a row have another cause.
 const TRIES: usize = 1000;
 
-/// A TCP port of 127.0.0.1 that is reserved as long as this value lives, whether something listens on it or not.
+/// A TCP port of 127.0.0.1, reserved as long as this value lives, whether something listens on it or not.
 ///
-/// Port 0 would not do: between two starts of a server the kernel may give the number to somebody else, most likely
-/// to an outgoing connection. Reserved ports are below the kernel's ephemeral range, and an abstract socket with the
+/// Port 0 wouldn't do: between two starts of a server the kernel may give the number to another process, most likely to
+/// an outgoing connection. Reserved ports are below the kernel's ephemeral range, and an abstract socket with the
 /// number in its name keeps other test processes off; the kernel removes it with the process.
 #[derive(Debug)]
 pub struct Port {
@@ -26,7 +26,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// Reserves a port that nobody uses.
+    /// Reserves a free port.
     pub fn reserve() -> Result<Self> {
         let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
         let low = range

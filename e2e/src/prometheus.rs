@@ -13,7 +13,7 @@ use crate::parts::{self, workspace};
 use crate::plain_http;
 use crate::ports::Port;
 
-/// Where the alerts and the dashboard are.
+/// Directory of the alerts and the dashboard.
 pub const MONITORING: &str = "manifests/monitoring";
 
 /// The folder of prometheus and promtool.
@@ -40,7 +40,7 @@ pub struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts one that scrapes these.
+    /// Starts a Prometheus that scrapes these.
     pub async fn start(cluster: &Cluster, targets: &[SocketAddr]) -> Result<Self> {
         let (dir, port) = (cluster.place().new_dir("prometheus")?, Port::reserve()?);
         let config = json!({
@@ -62,7 +62,7 @@ impl Prometheus {
         self.process.pid()
     }
 
-    /// The values that a query has now.
+    /// The current values of a query.
     pub async fn query(&self, query: &str) -> Result<Vec<f64>> {
         let escaped: Vec<_> = query.bytes().map(|byte| format!("%{byte:02X}")).collect();
         let answer = self.ask(&format!("/api/v1/query?query={}", escaped.concat())).await?;
@@ -71,14 +71,14 @@ impl Prometheus {
         Ok(values.iter().filter_map(number).collect())
     }
 
-    /// The one value that a query has now.
+    /// The single current value of a query.
     pub async fn value(&self, query: &str) -> Result<f64> {
         let values = self.query(query).await?;
         let [value] = values[..] else { anyhow::bail!("{query} has the values {values:?}, and not one") };
         Ok(value)
     }
 
-    /// Waits until each rule has been evaluated, and fails if one could not be. Returns how many there are.
+    /// Waits until each rule has been evaluated, and fails if that was impossible for one. Returns their number.
     pub async fn rules_are_sound(&self) -> Result<usize> {
         let rules = async || {
             let groups = self.ask("/api/v1/rules").await?["groups"].take();

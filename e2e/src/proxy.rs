@@ -1,6 +1,6 @@
 //! A faulty link or server: a proxy on loopback, in front of a registry or of the tunnel.
 //!
-//! It runs on threads of the harness, so that a test which blocks does not block it.
+//! It runs on threads of the harness, so a blocking test doesn't block it.
 
 mod http;
 mod relay;
@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::background;
 use crate::ports::Port;
 
-/// Bytes that a proxy sends ahead of what its client has taken. By default it would be some MiB on loopback.
+/// Bytes that a proxy sends ahead of its client. By default it would be some MiB on loopback.
 const SEND_BUFFER: u32 = 16 * 1024;
 
 /// The protocol that a proxy forwards.
@@ -28,7 +28,7 @@ const SEND_BUFFER: u32 = 16 * 1024;
 enum Protocol {
     /// Any bytes.
     Tcp,
-    /// Plain HTTP/1.1 with one request per connection, so that requests can be told apart.
+    /// Plain HTTP/1.1 with one request per connection, so that requests are separate.
     Http,
     /// Any bytes, once the client has asked for a connection with `CONNECT`.
     Connect,
@@ -76,7 +76,7 @@ struct Fault {
 #[derive(Default)]
 struct Signatures {
     issued: AtomicU64,
-    /// The last one that is no longer accepted.
+    /// The last one that's no longer accepted.
     expired: AtomicU64,
 }
 
@@ -84,7 +84,7 @@ struct Signatures {
 #[derive(Default)]
 struct Authorizations {
     seen: HashSet<String>,
-    /// What they show has expired.
+    /// The expired ones.
     expired: HashSet<String>,
 }
 
@@ -95,22 +95,22 @@ struct Shared {
     link: watch::Sender<Link>,
     /// Token of the connections that are open now; replaced when they are cut.
     connections: Mutex<CancellationToken>,
-    /// When the throttled link can carry the next piece.
+    /// Time at which the throttled link can carry the next piece.
     free_at: Mutex<tokio::time::Instant>,
-    /// Number of bytes after which the connection that carries the next one is cut, once.
+    /// Number of bytes before the next cut. The cut affects the connection that carries the byte after them, once.
     cut_after: Mutex<Option<usize>>,
     faults: Mutex<Vec<Fault>>,
-    /// Whether ranges are asked for in vain.
+    /// Whether it ignores ranges.
     ignores_ranges: AtomicBool,
     /// Whether it answers with the page of a captive portal.
     is_portal: AtomicBool,
     /// Whether it has the referrers API of OCI 1.1, which the server behind it lacks.
     lists_referrers: AtomicBool,
-    /// Texts of paths whose responses arrive damaged.
+    /// Path fragments of responses that arrive damaged.
     damaged: Mutex<Vec<String>>,
     /// The storage to which requests for blobs are redirected.
     storage: Mutex<Option<(SocketAddr, Arc<Signatures>)>>,
-    /// The signatures of those who were redirected here.
+    /// The signatures issued for this proxy.
     signatures: Arc<Signatures>,
     authorizations: Mutex<Authorizations>,
     records: Mutex<Vec<Record>>,
@@ -136,8 +136,8 @@ impl Proxy {
         Self::start(target, Protocol::Http)
     }
 
-    /// Starts a proxy for HTTPS_PROXY, which records where its clients want to be connected to, and leads them all to the
-    /// target. It answers other requests with 405.
+    /// Starts a proxy for HTTPS_PROXY, which records the targets of its clients, and connects them all to the target.
+    /// It answers other requests with 405.
     pub fn connect(target: SocketAddr) -> Result<Self> {
         Self::start(target, Protocol::Connect)
     }
@@ -226,7 +226,7 @@ impl Proxy {
         self.shared.link.send_modify(|link| link.rate = bytes_per_second.map(|rate| rate.max(1)));
     }
 
-    /// Cuts one connection, once: that which carries the next byte after so many more towards the client.
+    /// Cuts one connection, once: that which carries the next byte after this many more towards the client.
     pub fn cut_after(&self, bytes: usize) {
         *lock(&self.shared.cut_after) = Some(bytes);
     }
@@ -241,18 +241,18 @@ impl Proxy {
         lock(&self.shared.faults).push(Fault { status, times, on: on.to_owned() });
     }
 
-    /// Sends whole blobs from now on, whatever range is asked for. HTTP only.
+    /// Always sends whole blobs from now on, even if a range is requested. HTTP only.
     pub fn ignore_ranges(&self) {
         self.shared.ignores_ranges.store(true, Ordering::SeqCst);
     }
 
-    /// Answers each request with a page for people, as a network does whose users have to log in first, or no longer. HTTP only.
+    /// Answers each request with a page for people, like a network with a login page. HTTP only.
     pub fn be_portal(&self, is_portal: bool) {
         self.shared.is_portal.store(is_portal, Ordering::SeqCst);
     }
 
-    /// Serves the referrers API of OCI 1.1 from now on, out of the tags that stand in for it in the registry behind, and hides
-    /// these tags. HTTP only.
+    /// Serves the referrers API of OCI 1.1 from now on, derived from the fallback tags in the registry behind it, and
+    /// hides these tags. HTTP only.
     pub fn list_referrers(&self) {
         self.shared.lists_referrers.store(true, Ordering::SeqCst);
     }
@@ -262,20 +262,20 @@ impl Proxy {
         lock(&self.shared.damaged).push(on.to_owned());
     }
 
-    /// Redirects requests for blobs from now on, as registries do that keep blobs in the storage of a cloud: to this proxy,
-    /// which then wants to see a signature that was issued here. HTTP only.
+    /// Redirects requests for blobs from now on, like registries with blobs in a cloud storage: to this proxy, which
+    /// then requires a signature that was issued here. HTTP only.
     pub fn redirect_blobs_to(&self, storage: &Self) {
         *lock(&self.shared.storage) = Some((storage.addr(), Arc::clone(&storage.shared.signatures)));
     }
 
-    /// Lets all URLs expire by which blobs were redirected to this proxy so far: it answers them with 403.
+    /// Expires all URLs by which blobs were redirected to this proxy so far: it answers them with 403.
     pub fn expire_urls(&self) {
         let Signatures { issued, expired } = &*self.shared.signatures;
         expired.store(issued.load(Ordering::SeqCst), Ordering::SeqCst);
     }
 
-    /// Lets all tokens and passwords expire that were seen so far: the server does not get to see them any more, so that
-    /// it answers with its own challenge. HTTP only.
+    /// Expires all tokens and passwords seen so far: they no longer reach the server, so that it answers with its own
+    /// challenge. HTTP only.
     pub fn expire_authorizations(&self) {
         let Authorizations { seen, expired } = &mut *lock(&self.shared.authorizations);
         expired.extend(seen.drain());
@@ -316,11 +316,11 @@ impl Drop for Proxy {
     }
 }
 
-/// Listens with SO_REUSEADDR, so that connections closed before do not keep the port.
+/// Listens with SO_REUSEADDR, so that earlier connections don't occupy the port.
 fn listen(addr: SocketAddr) -> Result<TcpListener> {
     let socket = TcpSocket::new_v4()?;
     socket.set_reuseaddr(true)?;
-    // Connections that are accepted inherit it: what is sent has been read by the other end, but for little.
+    // Accepted connections inherit it: nearly all sent bytes have been read by the other end.
     socket.set_send_buffer_size(SEND_BUFFER)?;
     socket.bind(addr)?;
     // More than any test has clients.

@@ -1,5 +1,5 @@
-//! The reaper: a helper process of each test process (e2e/setup/reaper.sh) that is told what was started, and removes it
-//! at the end of its input, which comes when the test process ends for whatever reason.
+//! The reaper: a helper process of each test process (e2e/setup/reaper.sh). It gets a list of all that was started, and
+//! removes it at the end of its input, when the test process ends for any reason.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -39,17 +39,17 @@ fn start() -> Result<Reaper> {
     Ok(Reaper { input, process })
 }
 
-fn tell(line: &str) -> Result<()> {
+fn send(line: &str) -> Result<()> {
     let mut reaper = REAPER.lock().unwrap_or_else(PoisonError::into_inner);
     let reaper = reaper.as_mut().map_err(|error| anyhow!("{error}"))?;
-    let told = reaper.input.write_all(line.as_bytes()).and_then(|()| reaper.input.flush());
-    // Without a reaper, a killed test would leave its processes behind; better to fail at once.
-    told.context("the reaper is gone (see reaper-*.log in the log directory)")
+    let sent = reaper.input.write_all(line.as_bytes()).and_then(|()| reaper.input.flush());
+    // Without a reaper, a killed test would leave its processes behind; so fail immediately.
+    sent.context("the reaper is gone (see reaper-*.log in the log directory)")
 }
 
 /// Has a process, with its group and descendants, killed when this process ends.
 pub fn watch_process(pid: u32) -> Result<()> {
-    tell(&line_of(pid)?)
+    send(&line_of(pid)?)
 }
 
 /// Has a process, with its group and descendants, killed when the run of this pool ends. with-parts.sh has started a
@@ -74,12 +74,12 @@ fn line_of(pid: u32) -> Result<String> {
 
 /// Has a directory unmounted and removed when this process ends.
 pub fn watch_directory(path: &Path) -> Result<()> {
-    tell(&format!("dir {}\n", path.display()))
+    send(&format!("dir {}\n", path.display()))
 }
 
 /// Has a network namespace removed when this process ends.
 pub fn watch_netns(name: &str) -> Result<()> {
-    tell(&format!("netns {name}\n"))
+    send(&format!("netns {name}\n"))
 }
 
 /// Starts a process that keeps the reaper waiting after the end of this one, and returns its id. When it is killed, the

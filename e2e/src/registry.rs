@@ -73,21 +73,21 @@ impl Registry {
         format!("{}/{path}", self.host)
     }
 
-    /// Host, user and password, as [`crate::cluster::Cluster::registry_secret`] takes them.
+    /// Host, user and password, the arguments of [`crate::cluster::Cluster::registry_secret`].
     pub fn login(&self, user: &str) -> Result<(&str, &str, &str)> {
         let found = self.users.iter().find(|(name, _)| name == user);
         let (user, password) = found.with_context(|| format!("{} has no user {user}", self.host))?;
         Ok((&self.host, user, password))
     }
 
-    /// Stores an image under a name such as `team/app:v1`, and returns its reference with the host. It is written
-    /// straight into the storage of the registry, which takes a millisecond; [`Self::push`] goes through its API.
+    /// Stores an image under a name such as `team/app:v1`, and returns its reference with the host. It's written
+    /// directly into the storage of the registry, which takes a millisecond; [`Self::push`] goes through its API.
     pub fn seed(&self, image: &Image, path: &str) -> Result<String> {
         storage::seed(&self.dir.join("storage"), image, path)?;
         Ok(self.image(path))
     }
 
-    /// Makes a tag of a repository point to what another one points to.
+    /// Points a tag of a repository to the image of another tag.
     pub fn retag(&self, repository: &str, from: &str, to: &str) -> Result<()> {
         storage::retag(&self.dir.join("storage"), repository, from, to)
     }
@@ -204,7 +204,7 @@ impl Start {
         self
     }
 
-    /// Adds a user. With a user, the registry refuses everybody else.
+    /// Adds a user. With a user, the registry rejects all others.
     #[must_use]
     pub fn user(mut self, name: &str, password: &str) -> Self {
         self.users.push((name.to_owned(), password.to_owned()));
@@ -223,7 +223,7 @@ impl Start {
     pub fn tls(mut self, authority: &Authority) -> Self {
         let name = self.name.clone();
         let made = authority.place().new_dir("tls").and_then(|dir| {
-            // In a directory of its own, with the name that skopeo expects: skopeo reads every file there.
+            // In its own directory, with the name that skopeo expects: skopeo reads every file there.
             let ca = dir.join("ca.crt");
             std::fs::write(&ca, authority.pem())?;
             let names: Vec<_> = name.as_deref().into_iter().collect();
@@ -308,8 +308,8 @@ async fn htpasswd(users: &[(String, String)]) -> Result<String> {
     Ok(text)
 }
 
-/// Writes the file that tells containerd where a registry is. `[host]` stays empty: containerd would ask its hosts and
-/// then the server, and so twice.
+/// Writes the file with a registry's address for containerd. `[host]` stays empty: otherwise containerd would ask
+/// twice, its hosts and then the server.
 fn write_hosts(dir: &Path, host: &str, addr: SocketAddr, ca: Option<&Path>) -> Result<()> {
     // containerd 1.6 ignores a file without [host].
     write_hosts_with(dir, host, addr, ca, "[host]\n")

@@ -1,8 +1,8 @@
-//! Services of the manifests, and what leads them to a cloud.
+//! Services of the manifests, and their endpoints.
 //!
-//! There is no kubelet and no controller for endpoints: the harness makes the pods, and says which of them is behind a
-//! Service. An API server connects to pods alone, and to no loopback address: the cloud listens in a network namespace, or at
-//! an address of [`Network::uplink_here`].
+//! There is no kubelet and no controller for endpoints: the harness creates the pods and the endpoints of a Service. An
+//! API server connects only to pods, and to no loopback address: the cloud listens in a network namespace, or at an
+//! address of [`Network::uplink_here`].
 
 use std::net::Ipv4Addr;
 
@@ -18,10 +18,10 @@ use crate::network::Network;
 use crate::parts::workspace;
 
 const MANIFESTS: &str = "manifests/cloudcore-prepull";
-/// The pod of a cloud that is the only one.
+/// The pod of a single cloud.
 const POD: &str = "cloudcore-prepull-1";
 
-/// Starts a cloud whose edges people can list through the API server, while the network is there.
+/// Starts a cloud with a list of edges that people can read through the API server, while the network exists.
 pub async fn with_edges_listed(cluster: &Cluster, cloud: Start<'_>) -> Result<(Cloud, Network)> {
     let network = Network::new().await?;
     let address = network.uplink_here().await?;
@@ -55,7 +55,7 @@ pub async fn pod(cluster: &Cluster, name: &str, address: Ipv4Addr) -> Result<()>
     Ok(())
 }
 
-/// Puts this replica behind the Service, as the two controllers of endpoints do.
+/// Puts this replica behind the Service, like the two controllers of endpoints.
 pub async fn serve_by(
     cluster: &Cluster,
     service: &str,

@@ -10,12 +10,12 @@ use crate::parts;
 use crate::place::Place;
 use crate::registry::Registry;
 
-/// Where a signature is put.
+/// The place of a signature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// At the tag `sha256-….sig`, as cosign 2 does.
+    /// At the tag `sha256-….sig`, like cosign 2.
     Tag,
-    /// In a bundle of sigstore that refers to the image, as cosign 3 does.
+    /// In a sigstore bundle that refers to the image, like cosign 3.
     Bundle,
 }
 
@@ -61,7 +61,7 @@ impl Signer {
         self.run_with(form, &["sign", &image]).await
     }
 
-    /// Attests something else about an image: a statement by the same key that is no signature.
+    /// Attests something else about an image: a statement by the same key that isn't a signature.
     pub async fn attest(&self, registry: &Registry, repository: &str, digest: &str) -> Result<()> {
         let image = registry.image(&format!("{repository}@{digest}"));
         std::fs::write(self.dir.join("predicate.json"), "{\"found\": \"many flaws\"}")?;
@@ -84,7 +84,7 @@ impl Signer {
         script.arg(release);
         let program = parts::output(script).await?;
         let mut command = Command::new(program.trim());
-        // It keeps a cache in its home, and asks for a password unless there is one.
+        // It keeps a cache in its home, and asks for a password if there's none.
         command.current_dir(&self.dir).env("HOME", &self.dir).env("COSIGN_PASSWORD", "").args(args);
         parts::output(command).await.with_context(|| format!("cosign {release} {}", args[0])).map(drop)
     }

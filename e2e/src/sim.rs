@@ -1,5 +1,5 @@
 //! Thousands of simulated edges: the real tunnel, real certificates and the real agent, but a ledger in memory and
-//! pulls that only take time.
+//! simulated pulls.
 //!
 //! ```text
 //!  Fleet ─▶ Edge (one task each) ─▶ edgecore_prepull::tasks::agent ─▶ Machine (pulls that take time)
@@ -32,7 +32,8 @@ use counts::Counts;
 
 /// Limit for all edges to connect. Under overload each of them waits up to a minute between two tries.
 const CONNECT_LIMIT: Duration = Duration::from_secs(180);
-/// What it is longer for each edge that dials at the start: a handshake of unoptimised edges takes 30 ms on two busy cores.
+/// Addition to that for each edge that dials at the start: a handshake of unoptimised edges takes 30 ms on two busy
+/// cores.
 const CONNECT_LIMIT_OF_ONE: Duration = Duration::from_millis(60);
 /// Interval between two looks at a counter: a hundredth of the times that are measured with it.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
@@ -46,8 +47,8 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// Starts `size` edges, named `sim-0` and so on, each with a Node that is Ready:
-    /// `Fleet::start(&cluster, &cloud, 1000).await?`. Returns when each of them has been connected.
+    /// Starts `size` edges, named `sim-0` and so on, each with a Node that's Ready: `Fleet::start(&cluster, &cloud,
+    /// 1000).await?`. Returns when each of them has connected once.
     pub fn start<'a>(cluster: &'a Cluster, cloud: &'a Cloud, size: usize) -> Start<'a> {
         Start::new(cluster, cloud, size)
     }
@@ -67,7 +68,7 @@ impl Fleet {
         *self.counts.connected.borrow()
     }
 
-    /// Waits until exactly so many edges are connected.
+    /// Waits until exactly this many edges are connected.
     pub async fn reaches_sessions(&self, connected: usize, limit: Duration) -> Result<()> {
         let mut count = self.counts.connected.subscribe();
         let there = tokio::time::timeout(limit, count.wait_for(|count| *count == connected)).await;
@@ -91,8 +92,8 @@ impl Fleet {
         self.counts.present.send_modify(|(call, count)| (*call, *count) = (*call + 1, 0));
     }
 
-    /// Waits until so many edges have connected since [`Self::start_roll_call`], whether they still are connected or
-    /// not: in a fleet that loses connections all the time, there may be no moment with all of them up.
+    /// Waits until this many edges have connected since [`Self::start_roll_call`], even if they have lost the
+    /// connection again: in a fleet with constant losses, all of them may never be up at the same moment.
     pub async fn have_connected(&self, edges: usize, limit: Duration) -> Result<()> {
         let mut present = self.counts.present.subscribe();
         let came = tokio::time::timeout(limit, present.wait_for(|(_, count)| *count >= edges)).await;
@@ -123,12 +124,12 @@ impl Fleet {
         self.tally().pulls
     }
 
-    /// Number of complete images that their task pulled again, which must be 0.
+    /// Number of complete images that their task pulled again. Must be 0.
     pub fn pulled_twice(&self) -> u64 {
         self.tally().pulled_twice
     }
 
-    /// [`Self::pulled_twice`], for such jobs alone.
+    /// [`Self::pulled_twice`] for these jobs only.
     pub fn pulled_twice_for(&self, counts: impl Fn(&JobUid) -> bool) -> u64 {
         self.counts.pulled_twice(counts)
     }
@@ -143,12 +144,12 @@ impl Fleet {
         self.tally().open
     }
 
-    /// When the first and the last task arrived since [`Self::reset_task_times`]; None if none did.
+    /// Arrival of the first and the last task since [`Self::reset_task_times`]. `None` if there was none.
     pub fn task_times(&self) -> Option<(Instant, Instant)> {
         self.counts.times()
     }
 
-    /// Resets [`Self::task_times`], before a job that they are to be measured for.
+    /// Resets [`Self::task_times`], before a job to measure.
     pub fn reset_task_times(&self) {
         self.counts.reset_task_times();
     }

@@ -28,13 +28,13 @@ async fn registry() -> Result<Registry> {
     Registry::start().user(USER, &password(USER)).await
 }
 
-/// A cluster, a cloud and a registry. The test adds the nodes itself, since it is to kill them.
+/// A cluster, a cloud and a registry. The test adds the nodes itself, because it will kill them.
 pub struct Site {
     /// Cluster of the site.
     pub cluster: Cluster,
     /// cloudcore-prepull of the site.
     pub cloud: Cloud,
-    /// Registry of the site. It requires the user whose password is in the site's Secret.
+    /// Registry of the site. It requires the user with the password in the site's Secret.
     pub registry: Registry,
     /// Proxy through which every node of the site reaches the registry.
     pub link: Proxy,
@@ -48,7 +48,7 @@ impl Site {
         Self::with_cloud_args(&[]).await
     }
 
-    /// Starts a site whose cloud has the given flags.
+    /// Starts a site with these flags for its cloud.
     pub async fn with_cloud_args(cloud: &[&str]) -> Result<Self> {
         let (cluster, registry) = Self::start_parts().await?;
         Self::start_in(cluster, registry, cloud).await
@@ -67,7 +67,7 @@ impl Site {
         Self::start_in(cluster, registry, &[]).await
     }
 
-    /// Starts a site with Kruise's API whose cloud has the given flags.
+    /// Starts a site with Kruise's API and with these flags for its cloud.
     pub async fn with_kruise(cloud: &[&str]) -> Result<Self> {
         let (cluster, registry) = Self::start_parts().await?;
         cluster.install_kruise().await?;
@@ -83,7 +83,7 @@ impl Site {
         Ok((Self::assemble(cluster, registry, cloud).await?, api))
     }
 
-    /// Starts a site whose cloud runs in a network of its own, to which up to `cables` cables may lead.
+    /// Starts a site with its cloud in a separate network, for up to `cables` cables.
     pub async fn in_network(cloud: &[&str], cables: u8) -> Result<(Self, Network)> {
         let (cluster, registry) = Self::start_parts().await?;
         let network = Network::new().await?;
@@ -111,9 +111,9 @@ impl Site {
         Ok(Self { cluster, cloud, registry, link, has_kruise: false })
     }
 
-    /// Creates a Node that is Ready, and returns its edge node, which `.await` starts. With Kruise's API its NodeImage is there
-    /// as well: a job that comes before has no node. API servers of today take no objects of a definition for two seconds
-    /// after it is established.
+    /// Creates a Node that's Ready, and returns its edge node, which `.await` starts. With Kruise's API it also waits
+    /// for its NodeImage: an earlier job would find no node. Current API servers accept no objects of a definition for
+    /// two seconds after it's established.
     pub async fn node(&self, name: &str) -> Result<Start<'_>> {
         self.cluster.edge_nodes(&[name]).await?;
         if self.has_kruise {
@@ -139,7 +139,7 @@ impl Site {
         Ok((image, reference))
     }
 
-    /// Waits until the link has carried so many bytes more than at the time of the call.
+    /// Waits until the link has carried this many more bytes than at the time of the call.
     pub async fn link_carries(&self, bytes: u64) -> Result<()> {
         let begin = self.link.bytes();
         eventually(&format!("the link carries {bytes} bytes"), SOON, async || {

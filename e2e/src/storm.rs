@@ -1,5 +1,5 @@
-//! `make storm`: everything that can go wrong does, by chance and all at once, on real parts. Afterwards every job must
-//! be as it should be.
+//! `make storm`: all kinds of faults, randomly and concurrently, on real parts. Afterwards every job must be in the
+//! right state.
 //!
 //! ```text
 //!  Options ─▶ Scene (cluster, API proxy, two clouds, front, registries, three nodes, fleet)
@@ -9,8 +9,8 @@
 //!               └─ calm      heals all, waits for every job to end, and looks at what is left
 //! ```
 //!
-//! The seed decides what strikes, whom, when and for how long. It is printed, and the same seed gives the same storm, as
-//! far as a busy machine keeps its times.
+//! The seed decides on the faults, their targets, times and durations. It's printed, and the same seed gives the same
+//! storm, as far as a busy machine keeps its times.
 
 mod calm;
 mod diary;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-/// Ticks a second in /proc/PID/stat: the same on every Linux since 2.6, whatever the kernel's own clock rate.
+/// Ticks a second in /proc/PID/stat: the same on every Linux since 2.6, regardless of the kernel's own clock rate.
 const TICKS: f64 = 100.0;
 
 /// CPU time and memory of a process at one moment.
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn usage_is_parsed_whatever_the_name_of_the_process() {
+    fn usage_is_parsed_with_any_process_name() {
         let stat = "7 (a) b (c) S 1 7 7 0 -1 4194304 1 0 0 0 150 50 0 0 20 0 3 0 99 0 0";
         let status = "Name:\ta) b (c\nVmHWM:\t    2048 kB\nVmRSS:\t    1024 kB\n";
         let Usage { cpu, rss, peak } = parse(stat, status).unwrap();

@@ -1,4 +1,4 @@
-//! Rules for which requests meet which fault.
+//! Rules that select the requests for each fault.
 
 use super::Fault;
 use crate::chance::Chance;
@@ -22,7 +22,7 @@ pub enum Verb {
     Delete,
 }
 
-/// What a request asks for.
+/// The target of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct About {
     /// Verb of the request.
@@ -117,7 +117,7 @@ pub(super) struct Rule {
     pub(super) requests: Requests,
     pub(super) share: f64,
     pub(super) fault: Fault,
-    /// How often the rule strikes yet; None means without limit.
+    /// Number of strikes left. `None` for no limit.
     pub(super) left: Option<u32>,
 }
 
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_classified_by_verb_resource_and_name() {
+    fn requests_are_classified() {
         let jobs = "/apis/operations.kubeedge.io/v1alpha2/imageprepulljobs";
         let said = |verb, resource: &str, name: &str, sub: &str| {
             (verb, resource.to_owned(), name.to_owned(), sub.to_owned())
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_strikes_its_share_or_its_exact_number_of_requests() {
+    fn a_rule_hits_its_share_of_requests() {
         let about = About::of(&Method::PATCH, &"/api/v1/nodes/a".parse().unwrap());
         let mut chance = Chance::new(7, 0);
         let mut rule = Rule { requests: Requests::WRITES, share: 0.3, fault: Fault::Cut, left: None };

@@ -59,7 +59,7 @@ impl Upstream {
         let stream = TcpStream::connect(&self.authority).await?;
         let stream = self.tls.connect(self.host.clone(), stream).await?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-        // Ends with the response, or when nobody reads the response any more.
+        // Ends with the response, or when its reader is gone.
         tokio::spawn(connection);
         Ok(sender.send_request(request).await?)
     }
@@ -95,7 +95,7 @@ pub(super) async fn serve(
             tokio::select! {
                 () = stop.cancelled() => {}
                 _ = connection => {}
-                // The connection stays open, and nothing reads from it or writes to it.
+                // The connection stays open, and we neither read from it nor write to it.
                 Ok(()) = silenced.changed() => stop.cancelled().await,
             }
         });
@@ -131,9 +131,9 @@ async fn answer(request: Request<Incoming>, shared: &Shared) -> Result<Response<
     }))
 }
 
-/// The body of a watch, which ends when the watch is to expire.
+/// The body of a watch. It ends when the watch should expire.
 fn watched(body: Incoming, expired: watch::Receiver<u64>) -> Body {
-    // The third part tells whether the last event was complete: a watch never ends in the middle of one.
+    // The third part records whether the last event was complete: a watch never ends in the middle of one.
     let begin = Some((body, expired, true));
     let frames = stream::unfold(begin, async |state| {
         let (mut body, mut expired, whole) = state?;

@@ -1,4 +1,4 @@
-//! What goes wrong in a site.
+//! Faults in a site.
 
 use std::time::Duration;
 
@@ -16,8 +16,8 @@ use crate::network::Outlet;
 use crate::network::lan::Vlan;
 use crate::node::Start;
 
-/// The clock of the box whose clock is wrong: further off than a ticket lives. Fast, since to a slow one no certificate of
-/// a cloud that has just begun is valid yet.
+/// Offset of the wrong clock in seconds, longer than the lifetime of a ticket. It's fast, because to a slow clock no
+/// certificate of a new cloud is valid yet.
 const CLOCK: i64 = 3600;
 
 /// One thing that goes wrong.
@@ -60,40 +60,39 @@ impl Fault {
     }
 }
 
-/// A job in which something goes wrong.
+/// A job with a fault.
 #[derive(Clone, Copy, Debug)]
 pub struct Strike {
-    /// What goes wrong.
+    /// The fault.
     pub fault: Fault,
     /// Whether the boxes share.
     pub share: bool,
     /// Number of boxes, besides the one that is unlike the others.
     pub boxes: usize,
-    /// How long what breaks in the middle stays broken.
+    /// Duration of a fault in the middle of the job.
     pub broken: Duration,
     /// Limit for the job.
     pub limit: Duration,
 }
 
-/// What became of it.
+/// The outcome of a job with a fault.
 #[derive(Debug)]
 pub struct Struck {
-    /// What it cost.
+    /// Its cost.
     pub row: Row,
     /// The last status of the job.
     pub status: ImagePrePullJobStatus,
-    /// Name of the box that is unlike the others, if there was one.
+    /// Name of the box that differs from the others, if there was one.
     pub odd: String,
     /// Requests that were answered with garbage.
     pub lies: u64,
 }
 
-/// Runs a job in which something goes wrong, and returns what that cost. Afterwards the site is as before, with the image on
-/// its boxes.
+/// Runs a job with a fault, and returns its cost. Afterwards the site is as before, with the image on its boxes.
 pub async fn strike(boxes: &mut Boxes, strike: Strike, teller: Option<&Teller>) -> Result<Struck> {
     let Strike { fault, boxes: count, share, limit, .. } = strike;
     let name = format!("fault-{}", fault.to_possible_value().context("no name")?.get_name());
-    // The box that is unlike the others, if the fault is one of a single box.
+    // The box that differs from the others, if the fault is one of a single box.
     let odd = name.replace("fault", "odd");
     let mut on = boxes.names(count);
     let liar = add_odd(boxes, fault, &odd).await?;
@@ -109,13 +108,13 @@ pub async fn strike(boxes: &mut Boxes, strike: Strike, teller: Option<&Teller>) 
         isolate(boxes, true).await?;
     }
     if fault == Fault::Garbage {
-        // So that it is the one that the others are sent to.
+        // First, so that the others are sent to it.
         let first = Order { share, ..Order::new(&format!("{name}-first"), vec![odd.clone()], limit) };
         Run::of(boxes, &first).await?.finish(boxes, "the one that serves garbage", teller).await?;
     }
     let order = Order { share, ..Order::new(&name, on, limit) };
     let order = match fault {
-        // There is no use in trying again.
+        // Retrying doesn't help.
         Fault::FullDisk => Order { may_fail: 1, retries: 1, ..order },
         _ => order,
     };
@@ -132,11 +131,11 @@ pub async fn strike(boxes: &mut Boxes, strike: Strike, teller: Option<&Teller>) 
     Ok(Struck { row, status, odd, lies })
 }
 
-/// Adds the box that is unlike the others, if the fault is one of a single box.
+/// Adds the box that differs from the others, if the fault is one of a single box.
 async fn add_odd(boxes: &mut Boxes, fault: Fault, odd: &str) -> Result<Option<Liar>> {
     let (image, size) = (boxes.image.clone(), boxes.image_bytes()?);
     match fault {
-        // Room for what is downloaded and unpacked, until something else fills it.
+        // Room for the download and for unpacking, until something else fills it.
         Fault::FullDisk => {
             boxes.add(odd, Vlan::Office, |start, _| Ok(start.disk(4 * size + (64 << 20)))).await?;
         }
@@ -163,7 +162,7 @@ async fn isolate(boxes: &Boxes, on: bool) -> Result<()> {
     Ok(())
 }
 
-/// Lets go wrong what goes wrong in the middle.
+/// Causes the fault in the middle of the job.
 async fn happen(boxes: &mut Boxes, strike: Strike, odd: &str, run: &Run) -> Result<()> {
     let broken = strike.broken;
     match strike.fault {
@@ -201,7 +200,7 @@ async fn happen(boxes: &mut Boxes, strike: Strike, odd: &str, run: &Run) -> Resu
             run.reaches(boxes, 40).await?;
             let containerd = boxes.get(odd)?.node.containerd();
             let free = containerd.free_space()?;
-            // To the last byte: that it does not fit is what is wanted.
+            // Fill it to the last byte; the write should fail.
             let _ =
                 std::fs::write(containerd.root().join("filler"), vec![0; usize::try_from(free)? + (1 << 20)]);
         }

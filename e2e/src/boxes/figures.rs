@@ -1,4 +1,4 @@
-//! What was measured.
+//! The measured figures.
 
 use serde::Serialize;
 
@@ -8,7 +8,7 @@ use super::Options;
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Figures {
-    /// What was ordered.
+    /// The options of the run.
     pub options: Options,
     /// Cores and memory of this machine.
     pub machine: String,
@@ -16,11 +16,11 @@ pub struct Figures {
     pub image_bytes: u64,
     /// One row for each job.
     pub rows: Vec<Row>,
-    /// What the reader has to know.
+    /// Notes for the reader.
     pub notes: Vec<String>,
 }
 
-/// What one job cost.
+/// The cost of one job.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Row {
@@ -36,9 +36,10 @@ pub struct Row {
     pub up: u64,
     /// Boxes that have the image.
     pub have: usize,
-    /// Bytes from the registry, or a cache of it, as the agents count them. Those of an agent that was killed are missing.
+    /// Bytes from the registry, or a cache of it, as counted by the agents. Those of an agent that was killed are
+    /// missing.
     pub from_registry: u64,
-    /// Bytes from other boxes, as the agents count them.
+    /// Bytes from other boxes, as counted by the agents.
     pub from_peers: u64,
     /// Bytes that the busiest box has served.
     pub most_served: u64,
@@ -50,7 +51,7 @@ pub struct Row {
     pub containerds: Vec<OfProcess>,
 }
 
-/// What one process used during a job.
+/// Usage of one process during a job.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OfProcess {

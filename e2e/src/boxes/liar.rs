@@ -1,4 +1,4 @@
-//! A peer that lies: it has a node's certificate and answers with garbage whatever it is asked for.
+//! A lying peer: it has a node's certificate and answers every request with garbage.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -35,7 +35,7 @@ pub struct Liar {
 }
 
 impl Liar {
-    /// Starts to lie about an image, with the certificate in this state directory.
+    /// Starts lying about an image, with the certificate in this state directory.
     pub fn start(outlet: &Outlet, state: &Path, image: &Image) -> Result<Self> {
         let pem = |name: &str| state.join("pki").join(name);
         let chain = CertificateDer::pem_file_iter(pem("client.crt"))?.collect::<Result<Vec<_>, _>>()?;
@@ -58,7 +58,7 @@ impl Liar {
                         std::future::ready(Ok::<_, Infallible>(lie(&image, &request)))
                     });
                     let http = hyper::server::conn::http1::Builder::new();
-                    // Whoever has seen enough breaks off.
+                    // A client that has seen enough breaks off.
                     let _ = http.serve_connection(TokioIo::new(stream), answer).await;
                 }));
             }
@@ -66,7 +66,7 @@ impl Liar {
         Ok(Self { lies, stop: stop.drop_guard() })
     }
 
-    /// Address that the box has to give to the others.
+    /// Address for the box to announce to the others.
     pub fn address(outlet: &Outlet) -> SocketAddr {
         (outlet.address(), PORT).into()
     }
@@ -77,7 +77,7 @@ impl Liar {
     }
 }
 
-/// Zeros of the right length, with everything else as it should be.
+/// Zeros of the right length, with correct headers.
 fn lie(image: &Image, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     let asked = request.uri().path();
     let blob = image.blobs().iter().find(|blob| asked.contains(blob.as_str()));

@@ -142,7 +142,7 @@ mod tests {
     use crate::images::MIB;
 
     #[test]
-    fn the_examples_of_the_command_line_are_accepted() {
+    fn the_examples_of_the_help_are_accepted() {
         Options::command().debug_assert();
         for example in EXAMPLES.lines().filter_map(|line| line.split_once("ARGS='")) {
             let arguments = example.1.trim_end_matches('\'').split(' ');

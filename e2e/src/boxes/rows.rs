@@ -32,7 +32,7 @@ pub(super) async fn measure(options: &Options, teller: &Teller) -> Result<Figure
     if options.share {
         rows.row("shared", &format!("{all} boxes, sharing"), all, true).await?;
     }
-    // Last, since who has reached nobody does not try again for some minutes.
+    // Last, because a box that has reached no other box doesn't try again for some minutes.
     let (last, first): (Vec<Fault>, Vec<Fault>) =
         options.fault.iter().copied().partition(|fault| *fault == Fault::Isolated);
     for fault in first.into_iter().chain(last) {
@@ -44,7 +44,7 @@ pub(super) async fn measure(options: &Options, teller: &Teller) -> Result<Figure
     Ok(Figures { options: options.clone(), machine, image_bytes, rows: done, notes })
 }
 
-/// What the table does not show: how long all boxes would take by themselves, and what came from where.
+/// Notes beside the table: the time that all boxes would need by themselves, and the sources of the bytes.
 fn notes(rows: &[Row], apart: usize, all: usize) -> Vec<String> {
     let mut notes = Vec::new();
     if let Some(row) = rows.get(1).filter(|row| (1..all).contains(&apart) && row.boxes == apart) {
@@ -75,7 +75,7 @@ struct Rows<'a> {
 }
 
 impl Rows<'_> {
-    /// A job over the first boxes. Afterwards nothing of the image is left on them.
+    /// A job over the first boxes. Afterwards the image is removed from them.
     async fn row(&mut self, name: &str, what: &str, count: usize, share: bool) -> Result<()> {
         self.teller.step(what);
         let order = Order::new(name, self.boxes.names(count), self.options.limit);

@@ -1,4 +1,4 @@
-//! One job over boxes of a site, and what it cost.
+//! One job over boxes of a site, and its cost.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::usage::Usage;
 
 /// Interval of the lines that show how far a job is.
 const LINE_EVERY: Duration = Duration::from_secs(5);
-/// Time in which a box has to have the image, in seconds: longer than any run.
+/// Time limit for each box in seconds: longer than any run.
 const NODE_SECONDS: i64 = 24 * 3600;
 /// Tries of an image on each box: a site in trouble needs some.
 const RETRIES: i64 = 10;
@@ -25,12 +25,12 @@ const SERVED: &str = "edgecore_prepull_peer_served_bytes_total";
 /// Interval of a look at the uplink's counter.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// What a job is to do.
+/// The plan of a job.
 #[derive(Clone, Debug)]
 pub struct Order {
     /// Name of the job.
     pub name: String,
-    /// The boxes, which all begin at once.
+    /// The boxes, which all begin at the same time.
     pub on: Vec<String>,
     /// Whether the boxes share what they have.
     pub share: bool,
@@ -43,7 +43,7 @@ pub struct Order {
 }
 
 impl Order {
-    /// An order for these boxes, each by itself, none of which may fail.
+    /// An order for these boxes, each by itself. No box may fail.
     pub fn new(name: &str, on: Vec<String>, limit: Duration) -> Self {
         Self { name: name.to_owned(), on, share: false, retries: RETRIES, may_fail: 0, limit }
     }
@@ -57,11 +57,11 @@ pub struct Run {
     down: u64,
     up: u64,
     cloud: Process,
-    /// Each box of the job, with the processes that it had at the beginning: agent and containerd.
+    /// Each box of the job, with the initial usage of its processes: agent and containerd.
     boxes: Vec<(String, [Process; 2], Came)>,
 }
 
-/// What the agent of a box says of the bytes that it has downloaded, and of those that it has served.
+/// Byte counters of a box's agent: downloaded and served.
 #[derive(Clone, Copy, Debug, Default)]
 struct Came {
     registry: u64,
@@ -80,7 +80,7 @@ impl Came {
         })
     }
 
-    /// What was added since then. An agent that was started meanwhile has counted from the beginning.
+    /// The bytes added since then. An agent that was restarted has counted from zero.
     fn since(self, before: Self) -> Self {
         let added = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
         Self {
@@ -97,7 +97,7 @@ fn whole(counter: f64) -> u64 {
     counter as u64
 }
 
-/// A process and what it had used at the beginning.
+/// A process and its initial usage.
 struct Process {
     pid: u32,
     used: Usage,
@@ -105,12 +105,12 @@ struct Process {
 
 impl Process {
     fn now(pid: u32) -> Result<Self> {
-        // So that the largest memory is that of this job.
+        // Reset the peak, so that it's that of this job.
         std::fs::write(format!("/proc/{pid}/clear_refs"), "5").context("cannot reset the peak of memory")?;
         Ok(Self { pid, used: Usage::of(pid)? })
     }
 
-    /// What was used since then. Of a process that was started meanwhile, all.
+    /// The usage since then. For a restarted process, its whole usage.
     fn since(&self, pid: u32) -> Result<OfProcess> {
         let now = Usage::of(pid)?;
         let before = if pid == self.pid { self.used.cpu } else { Duration::ZERO };
@@ -127,7 +127,7 @@ fn has_ended(status: &ImagePrePullJobStatus) -> bool {
 }
 
 impl Run {
-    /// Creates a job over these boxes, none of which may fail. It says nothing about sharing.
+    /// Creates a job over these boxes. No box may fail. It uses the default for sharing.
     pub async fn begin(boxes: &Boxes, name: &str, on: &[String], limit: Duration) -> Result<Self> {
         Self::of(boxes, &Order::new(name, on.to_owned(), limit)).await
     }
@@ -166,7 +166,7 @@ impl Run {
         Ok(boxes.lan.carried_down().await? - self.down)
     }
 
-    /// Waits until the uplink has carried so many percent of the image, or the job has ended.
+    /// Waits until the uplink has carried this percentage of the image, or the job has ended.
     pub async fn reaches(&self, boxes: &Boxes, percent: u64) -> Result<()> {
         let enough = boxes.image_bytes()? * percent / 100;
         let carries = async {
@@ -181,7 +181,7 @@ impl Run {
         }
     }
 
-    /// The box whose agent downloads most from the registry right now: it carries.
+    /// The box with the agent that downloads most from the registry right now: the carrier.
     pub async fn carrier(&self, boxes: &Boxes) -> Result<usize> {
         let all = async || {
             let mut all = Vec::new();
@@ -199,7 +199,7 @@ impl Run {
         most.map(|(index, _)| index).context("the site has no boxes")
     }
 
-    /// Waits until the job has ended, and returns what it cost, with its last status.
+    /// Waits until the job has ended, and returns its cost and its last status.
     pub async fn finish(
         self,
         boxes: &Boxes,

@@ -15,7 +15,7 @@ use crate::network::{Lan, Outlet, Uplink};
 use crate::node::{EdgeNode, Start};
 use crate::registry::Registry;
 
-/// Label by which cloudcore-prepull knows the site of a node, and the site.
+/// Label that names a node's site, and the site.
 const SITE: (&str, &str) = ("topology.kubernetes.io/zone", "store-1");
 /// Name of the registry in references.
 const REGISTRY: &str = "registry.example";
@@ -23,10 +23,10 @@ const REGISTRY: &str = "registry.example";
 const IMAGE: &str = "shop/app:v1";
 /// Boxes that start at the same time: a containerd takes half a second of CPU time to start.
 const STARTING: usize = 4;
-/// Limit for a runtime to remove what no image needs any more, which it does in the background.
+/// Limit for the runtime to remove unused content, which it does in the background.
 const REMOVAL: Duration = Duration::from_secs(60);
 
-/// What a site is to be.
+/// The plan of a site.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Number of boxes, `edge-1` and so on.
@@ -66,9 +66,9 @@ pub struct Boxes {
     pub image: Image,
     /// Its reference.
     pub reference: String,
-    /// Where boxes reach the tunnel.
+    /// Address of the tunnel for boxes.
     tunnel: SocketAddr,
-    /// Where boxes reach the registry.
+    /// Address of the registry for boxes.
     upstream: SocketAddr,
     agent: Vec<String>,
 }
@@ -108,7 +108,7 @@ impl Boxes {
         self.make_box(&format!("edge-{number}"), Vlan::Office, |start, _| Ok(start)).await
     }
 
-    /// Adds a box to the site that is unlike the others, and waits until it is connected.
+    /// Adds a box that differs from the others to the site, and waits until it's connected.
     pub async fn add(
         &mut self,
         name: &str,
@@ -121,7 +121,7 @@ impl Boxes {
         Ok(())
     }
 
-    /// Takes a box off the site that [`Self::add`] has added last, for good: nobody waits for its return.
+    /// Removes the box that [`Self::add`] has added last, for good.
     pub async fn remove(&mut self) -> Result<()> {
         let Some(removed) = self.all.pop() else { return Ok(()) };
         self.cluster.delete_node(removed.node.name()).await
@@ -141,7 +141,7 @@ impl Boxes {
         Ok(SiteBox { node, outlet })
     }
 
-    /// Where the boxes reach the registry.
+    /// Address of the registry for boxes.
     pub fn upstream(&self) -> SocketAddr {
         self.upstream
     }
@@ -171,7 +171,7 @@ impl Boxes {
 
     async fn forget_on(&self, node: &EdgeNode) -> Result<()> {
         node.forgets_all_tasks().await?;
-        // A box that was not to have the image may have none, which is no error.
+        // A box outside the job may not have the image, which isn't an error.
         node.remove_image(&self.reference).await?;
         eventually(&format!("{} has nothing of the image", node.name()), REMOVAL, async || {
             let content = node.containerd().content_labels().await?;

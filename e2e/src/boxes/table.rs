@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_compares_with_the_image_and_with_one_box_alone() {
+    fn a_line_compares_with_one_box_alone() {
         let process = |cpu_seconds, peak| OfProcess { cpu_seconds, peak };
         let row = Row {
             what: "3 boxes".to_owned(),

@@ -1,4 +1,4 @@
-//! How a cloud is started.
+//! The start of a cloud.
 
 use std::ffi::OsString;
 use std::net::Ipv4Addr;
@@ -68,7 +68,7 @@ impl<'a> Start<'a> {
         self
     }
 
-    /// Uses a secret only for those whom its owner allows: as released.
+    /// Uses a secret only for jobs that its owner allows, as in a release.
     #[must_use]
     pub fn requires_consent(mut self) -> Self {
         self.requires_consent = true;
@@ -110,21 +110,21 @@ impl<'a> Start<'a> {
         self.replica()
     }
 
-    /// Elects the leader with the times that the program has by default, which a busy machine keeps.
+    /// Elects the leader with the program's default times, which a busy machine can meet.
     #[must_use]
     pub fn default_election_times(mut self) -> Self {
         self.election = Some(&[]);
         self
     }
 
-    /// Lets the cloud take itself to be the container of this pod, which the test has made.
+    /// Lets the cloud act as the container of this pod, which the test has created.
     #[must_use]
     pub fn in_pod(mut self, pod: &str) -> Self {
         self.pod = Some(pod.to_owned());
         self
     }
 
-    /// Takes the programs of an earlier release, until [`Cloud::upgrade`].
+    /// Uses the programs of an earlier release, until [`Cloud::upgrade`].
     #[must_use]
     pub fn of_before(mut self, dir: &Path) -> Self {
         self.programs = Programs::Before(dir.to_owned());

@@ -1,4 +1,4 @@
-//! Applying of YAML, with several documents and Lists.
+//! Applies YAML with several documents and Lists.
 
 use std::path::{Path, PathBuf};
 
@@ -10,8 +10,8 @@ use serde_json::Value;
 use super::{Cluster, settled};
 
 impl Cluster {
-    /// Applies YAML like `kubectl apply`: creates objects that do not exist and merges into those that do. Not
-    /// server-side, since a server refuses unknown fields there, such as CEL rules before 1.25. An object without a
+    /// Applies YAML like `kubectl apply`: creates missing objects and merges into existing ones. We don't use
+    /// server-side apply, because it rejects unknown fields, such as CEL rules before 1.25. An object without a
     /// namespace goes to `default`.
     pub async fn apply(&self, yaml: &str) -> Result<()> {
         for object in documents(yaml)? {

@@ -9,7 +9,7 @@ use kube::api::{Api, ApiResource, DynamicObject, ListParams};
 use kube::core::GroupVersion;
 use prepull_api::crd::kruise;
 
-/// Limit of the dump, since the API server may be what the test has broken.
+/// Limit of the dump, since the test may have broken the API server.
 const LIMIT: Duration = Duration::from_secs(5);
 /// Kinds to dump. Not secrets: the logs are searched for credentials.
 const KINDS: [(&str, &str, &str, &str); 7] = [

@@ -40,7 +40,7 @@ impl Turn {
     }
 }
 
-/// Deletes what a test has left.
+/// Deletes leftovers of a test.
 pub(super) async fn sweep(client: &Client, namespace: &str) -> Result<()> {
     let (now, all) = (DeleteParams::default(), ListParams::default());
     let jobs: Api<ImagePrePullJob> = Api::all(client.clone());

@@ -92,7 +92,7 @@ impl Cluster {
         .await
     }
 
-    /// Creates a `kubernetes.io/dockercfg` secret, the older form, whose entries are not in `auths`.
+    /// Creates a `kubernetes.io/dockercfg` secret, the older form without `auths`.
     pub async fn dockercfg_secret(&self, namespace: &str, name: &str, entries: &Value) -> Result<()> {
         let data = entries.to_string();
         self.secret(namespace, name, "kubernetes.io/dockercfg", &[(".dockercfg", data.as_bytes())]).await

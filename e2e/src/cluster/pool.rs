@@ -1,17 +1,17 @@
-//! The pool: API servers that the tests of one run share, one test at a time. What a test leaves is
+//! The pool: API servers that the tests of one run share, one test at a time. A test's leftovers are
 //! [deleted](super::sweep) before the next test gets the server.
 //!
 //! ```text
 //! $PREPULL_E2E_POOL/              created by with-parts.sh, and removed by it when the run ends
-//!   reaper                        a pipe for the ids of processes that are to be killed when the run ends
+//!   reaper                        a pipe for the ids of processes to kill when the run ends
 //!   0/, 1/, …                     slots, as many as tests have run at the same time
 //!     lock                        locked by the test that has the server
 //!     idle                        exists while no test has the server: path of the server's directory
 //!     server-…/                   kubeconfigs, certificates, data
 //! ```
 //!
-//! A test that is killed leaves no `idle` behind, so that no other test uses its server, whose
-//! state is unknown: it runs unused until the end of the run.
+//! A test that's killed leaves no `idle` behind, so no other test uses its server in an unknown state: it runs unused
+//! until the end of the run.
 
 use std::fs::{File, TryLockError};
 use std::io::ErrorKind;
@@ -30,8 +30,8 @@ use crate::parts;
 /// Logs of the server that are linked into the log directory of the test.
 const LOGS: [&str; 2] = ["etcd.log", "kube-apiserver.log"];
 
-/// The environment of the servers, which mostly wait, several beside each other. With a thread for each of two cores an
-/// idle kube-apiserver takes 6 % of a core, with a single thread 2 %. The less frequent garbage collection saves about a
+/// The environment of the servers. They mostly wait, several at a time. With a thread for each of two cores an idle
+/// kube-apiserver takes 6 % of a core, with a single thread 2 %. The less frequent garbage collection saves about a
 /// tenth of its CPU time.
 const ENVIRONMENT: [(&str, &str); 2] = [("GOMAXPROCS", "1"), ("GOGC", "200")];
 
@@ -47,7 +47,7 @@ pub(super) struct Turn {
 }
 
 impl Turn {
-    /// Takes an idle server, from which everything has been deleted, or starts a new one.
+    /// Takes an idle server and deletes everything from it, or starts a new one.
     pub(super) async fn take(pool: &Path) -> Result<Self> {
         let (number, slot, lock) = free_slot(pool)?;
         let logs = parts::logs_root()?.join(format!("shared-cluster-{number}"));
@@ -89,7 +89,7 @@ impl Drop for Turn {
 fn free_slot(pool: &Path) -> Result<(usize, PathBuf, File)> {
     for number in 0.. {
         let slot = pool.join(number.to_string());
-        // Without a pool the run has ended, and nobody would remove what is made here.
+        // Without a pool the run has ended, and our files would never be removed.
         match std::fs::create_dir(&slot) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => {
                 return Err(error).with_context(|| format!("cannot create {}", slot.display()));

@@ -22,18 +22,18 @@ use crate::ports::Port;
 /// Groups that kube-apiserver gives to the token of every ServiceAccount.
 const SERVICE_ACCOUNTS: &str = "system:serviceaccounts,system:authenticated";
 
-/// Arguments for a server that has [betas by default](parts::has_betas_by_default). Without those that nothing here asks for
-/// it needs three quarters of the CPU time to start, and half of it to wait. Its fair queues are such a beta.
+/// Arguments for a server that has [betas by default](parts::has_betas_by_default). Without unused betas it needs three
+/// quarters of the CPU time to start, and half of it to wait. Its fair queues are such a beta.
 const WITHOUT_BETAS: [&str; 2] = [
     "--runtime-config=api/beta=false,batch/v1beta1=true,discovery.k8s.io/v1beta1=true,policy/v1beta1=true",
     "--enable-priority-and-fairness=false",
 ];
 
-/// Every answer is recorded once, without bodies: enough to see who was refused what.
+/// Records every answer once, without bodies: enough to find refusals and their users.
 const AUDIT_POLICY: &str = r#"{"apiVersion": "audit.k8s.io/v1", "kind": "Policy",
 "omitStages": ["RequestReceived", "ResponseStarted"], "rules": [{"level": "Metadata"}]}"#;
 
-/// A function that starts a program under a name. It decides where the log is, and how long the program may live.
+/// A function that starts a program under a name. It decides on the log file and on the lifetime of the program.
 pub(super) type Spawn = Box<dyn Fn(&str, Command) -> Result<Child> + Send>;
 
 /// Both servers, their data, and the access to them.
@@ -46,7 +46,7 @@ pub(super) struct Server {
     port: Port,
     tls: (PathBuf, PathBuf),
     authority: Authority,
-    /// Where the servers run, if it's a whole cluster, and the passages to them.
+    /// Network of the servers in a whole cluster, and the passages to them.
     ground: Option<(Ground, Vec<Passage>)>,
     /// Access with all rights.
     pub(super) admin: Access,
@@ -216,17 +216,17 @@ impl Server {
         &self.dir
     }
 
-    /// Where the servers run, if it's a whole cluster.
+    /// Network of the servers in a whole cluster.
     fn ground(&self) -> Option<&Ground> {
         self.ground.as_ref().map(|(ground, _)| ground)
     }
 
-    /// File of what was asked of a whole cluster's API server, a line of JSON each.
+    /// The audit log of a whole cluster's API server, a line of JSON each.
     pub(super) fn audit_log(&self) -> PathBuf {
         self.dir.join("audit.log")
     }
 
-    /// Kills etcd. What it has acknowledged is on disk.
+    /// Kills etcd. Acknowledged writes are on disk.
     pub(super) fn stop_etcd(&mut self) -> Result<()> {
         self.etcd.kill9()
     }

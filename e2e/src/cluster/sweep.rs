@@ -1,7 +1,7 @@
-//! Deletion of everything that a test may have left in a shared API server.
+//! Deletes all leftovers of a test from a shared API server.
 //!
 //! Definitions and rights are kept, except for Kruise's rights, which some tests must not have. Empty namespaces are
-//! kept as well, since there is no controller that could delete one.
+//! kept as well, since no controller could delete one.
 
 use std::collections::BTreeSet;
 
@@ -59,7 +59,7 @@ pub(super) async fn everything(client: &Client) -> Result<()> {
                 Some(namespace) => format!("{group}/namespaces/{namespace}/{plural}"),
                 None => format!("{group}/{plural}"),
             };
-            // With a grace period, the kubelet of a pod would have to confirm the deletion.
+            // With a grace period, a pod's kubelet would need to confirm the deletion.
             let options = json!({"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0});
             let request = Request::builder().method(Method::DELETE).uri(&path);
             let request =

@@ -1,5 +1,5 @@
-//! The last act of the demo: a whole cluster with kubelets, our manifests on it as they are, and a pod that starts from an
-//! image that was pulled ahead, while its registry is switched off.
+//! The last act of the demo: a whole cluster with kubelets, our unmodified manifests on it, and a pod that starts from
+//! a pre-pulled image while its registry is off.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ const EDGE: &str = "edge-1";
 /// User of the registry.
 const USER: &str = "carol";
 
-/// Shows the act, or says why this machine can't.
+/// Shows the act, or the reason why this machine can't.
 pub(super) async fn show(story: &Story, verdict: &mut Verdict) -> Result<()> {
     story.step("A whole cluster: kubelets, and manifests/ as they are shipped");
     if let Some(reason) = kubernetes::lacks() {

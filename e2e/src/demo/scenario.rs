@@ -1,4 +1,4 @@
-//! Nodes, images and jobs of the demo, and what is expected of them. No IO.
+//! Nodes, images and jobs of the demo, and the expected results. No IO.
 
 use super::story::Story;
 
@@ -11,7 +11,7 @@ pub(super) const HARBOR_USER: &str = "alice";
 /// User of [`HANGZHOU`].
 pub(super) const HANGZHOU_USER: &str = "bob";
 
-/// Label of a node's region: one that a kubelet cannot give itself, since it decides about secrets.
+/// Label of a node's region. A kubelet can't set it for itself, since it decides about secrets.
 pub(super) const REGION: &str = "node-restriction.kubernetes.io/region";
 /// Edge nodes, each with its region if it has one.
 pub(super) const NODES: [(&str, Option<&str>); 3] =
@@ -66,7 +66,7 @@ pub(super) const MAIN: Plan = Plan {
     exit_status: 0,
 };
 
-/// Plan of the second job, one image of which fails.
+/// Plan of the second job. One of its images fails.
 pub(super) const SECOND: Plan = Plan {
     name: "wrong-password",
     nodes: &["edge-1"],
@@ -155,7 +155,7 @@ mod tests {
     use prepull_api::crd::job::ImagePrePullJob;
 
     #[test]
-    fn the_jobs_name_the_images_and_nodes_of_their_plans() {
+    fn jobs_name_images_and_nodes_of_plans() {
         for (yaml, plan) in [(job(), MAIN), (second_job(), SECOND)] {
             let job: ImagePrePullJob = serde_json::from_value(documents(&yaml).unwrap().remove(0)).unwrap();
             let template = job.spec.image_pre_pull_template;
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_in_hangzhou_pull_from_the_second_registry() {
+    fn hangzhou_pulls_from_the_second_registry() {
         let from = NODES.map(|(node, _)| registry_for(node, HARBOR));
         assert_eq!(from, [HARBOR, HANGZHOU, HANGZHOU]);
     }

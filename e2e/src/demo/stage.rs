@@ -28,7 +28,7 @@ use crate::services;
 pub(super) struct Stage {
     pub(super) nodes: Vec<EdgeNode>,
     cloud: Cloud,
-    /// What the API server reaches the cloud by.
+    /// Connects the API server to the cloud.
     _network: Network,
     pub(super) harbor: Registry,
     pub(super) hangzhou: Registry,
@@ -132,7 +132,7 @@ impl Stage {
         Ok(())
     }
 
-    /// A line that begins with kubectl, as a person with this kubeconfig and our programs in the PATH types it.
+    /// A command line that begins with kubectl, with this kubeconfig and our programs in the PATH.
     pub(super) fn typed(&self, line: &str) -> Result<Command> {
         let mut command = Command::new(parts::kubectl());
         command.args(line.split_whitespace().skip(1));

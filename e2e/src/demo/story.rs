@@ -20,7 +20,7 @@ pub(super) struct Story {
     colours: bool,
 }
 
-/// Writes a line to standard output. The demo continues if nobody reads it.
+/// Writes a line to standard output. The demo continues if the reader is gone.
 macro_rules! say {
     ($story:expr $(, $($line:tt)+)?) => {{
         use std::io::Write;
@@ -121,12 +121,12 @@ impl Story {
 
 /// Formats bytes as `12.3 MB`.
 pub(super) fn megabytes(bytes: u64) -> String {
-    // Counts in tenths, so that no float is needed.
+    // Count in tenths, so that we need no float.
     let tenths = bytes / 100_000;
     format!("{}.{} MB", tenths / 10, tenths % 10)
 }
 
-/// Shortens a digest to what is needed to compare it by eye.
+/// Shortens a digest for comparison by eye.
 pub(super) fn short_digest(digest: &str) -> &str {
     digest.get(.."sha256:".len() + 12).unwrap_or(digest)
 }

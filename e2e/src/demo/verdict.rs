@@ -1,4 +1,4 @@
-//! Comparison of what the demo reached with what was expected, on which alone its exit status depends.
+//! Compares the results of the demo with the expectations. Only this decides its exit status.
 
 use std::collections::BTreeMap;
 
@@ -87,7 +87,7 @@ impl Verdict {
         );
     }
 
-    /// Checks who was served by the registries.
+    /// Checks the users that the registries have served.
     pub(super) fn check_registries(&mut self, stage: &Stage) {
         let only = |registry: &Registry, user: &str| {
             let fetches = registry.requests().blob_fetches();

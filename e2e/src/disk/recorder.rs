@@ -1,13 +1,13 @@
-//! A disk that notes each write, so that its power can be cut afterwards at any of them.
+//! A disk that records each write, so that a power cut can be simulated at any of them later.
 //!
 //! ```text
 //!  ext4 ─▶ loop device ─▶ a file in our own FUSE file system ─▶ Recorder ─▶ the image file
 //!                                                                  └─▶ Recording: writes and flushes in their order
 //! ```
 //!
-//! A loop device passes each flush of the file system on as an fsync. So what came before a flush is on the disk at each
-//! later cut, and of what came after the last flush any part may be: a disk writes its cache in the order that it likes.
-//! Linux has dm-log-writes for this, where device-mapper is built in.
+//! A loop device passes each flush of the file system on as an fsync. So writes before a flush are on disk at each
+//! later cut, and writes after the last flush may be lost in any combination: a disk writes its cache in any order.
+//! Linux has dm-log-writes for this, if device-mapper is built in.
 
 mod protocol;
 
@@ -24,22 +24,22 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use self::protocol::{Answer, MAX_WRITE, Request};
 use crate::chance::Chance;
 
-/// What happened to a disk.
+/// An event on a disk.
 #[derive(Clone, Debug)]
 enum Event {
     Write { offset: u64, data: Vec<u8> },
     Flush,
 }
 
-/// All that was written to a disk.
+/// All writes to a disk.
 #[derive(Debug)]
 pub struct Recording {
-    /// What was on the disk at first.
+    /// The initial content of the disk.
     base: PathBuf,
     events: Vec<Event>,
 }
 
-/// A mounted file that notes what is written to it.
+/// A mounted file that records its writes.
 #[derive(Debug)]
 pub(super) struct Recorder {
     base: PathBuf,
@@ -96,7 +96,7 @@ impl Recording {
         self.events.is_empty()
     }
 
-    /// This many cuts, spread over the events from `from` on, at a random one in each part.
+    /// `count` cuts, spread over the events from `from` on, at a random one in each part.
     pub fn cuts(&self, from: usize, count: usize, chance: &mut Chance) -> Vec<usize> {
         let all = self.len().saturating_sub(from).max(1);
         let begin = |number: usize| number * all / count;
@@ -104,8 +104,8 @@ impl Recording {
         (0..count).map(cut).collect()
     }
 
-    /// Writes to a file what is on the disk after the power was cut before an event. Of what wasn't flushed by then, each
-    /// write is there or not.
+    /// Writes to a file the state of the disk after a power cut before an event. Each write that wasn't flushed by then
+    /// is either included or not.
     pub(super) fn replay(&self, cut: usize, chance: &mut Chance, to: &Path) -> Result<()> {
         let before = self.events.get(..cut).context("no such event")?;
         let flushed = before.iter().rposition(|event| matches!(event, Event::Flush)).unwrap_or(0);
@@ -129,7 +129,7 @@ fn serve(kernel: &File, disk: &File, size: u64, events: &Mutex<Vec<Event>>) {
     loop {
         let length = match std::io::Read::read(&mut &*kernel, &mut buffer) {
             Ok(length) => length,
-            // The request was taken back.
+            // The request was interrupted.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
             // It's unmounted.

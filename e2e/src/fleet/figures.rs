@@ -1,4 +1,4 @@
-//! Figures of a run, in the form that programs read: times in seconds, sizes in bytes.
+//! Figures of a run, for programs: times in seconds, sizes in bytes.
 
 use std::collections::BTreeMap;
 
@@ -57,7 +57,7 @@ pub struct Idle {
     pub cpu_millis_per_thousand: f64,
     /// Resident memory of cloudcore at the end.
     pub rss: u64,
-    /// Sessions that began: what a list of the edges has to follow.
+    /// Number of sessions that began.
     pub sessions_begun: u64,
     /// The list of the edges at the end.
     pub listing: Listing,
@@ -143,7 +143,7 @@ pub struct Kill {
     pub listens_seconds: f64,
     /// Time until half of the edges had reconnected.
     pub half_back_seconds: f64,
-    /// Time until 99 of 100 had. What is far beyond is no lack of speed, but the waits of a few.
+    /// Time until 99 of 100 had. The rest is caused by the random waits of a few edges.
     pub most_back_seconds: f64,
     /// Time until every edge had reconnected.
     pub back_seconds: f64,
@@ -151,7 +151,7 @@ pub struct Kill {
     pub ended_seconds: f64,
     /// CPU time of the new process until every edge had reconnected.
     pub cpu_seconds: f64,
-    /// Connections that the new process turned away, or told to come back later.
+    /// Connections that the new process turned away or sent away with a wait.
     pub turned_away: u64,
 }
 

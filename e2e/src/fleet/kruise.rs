@@ -1,4 +1,4 @@
-//! `--kruise`: the writes that OpenKruise's API takes. An ImagePullJob over all nodes, or an ImageListPullJob for
+//! `--kruise`: the number of writes for OpenKruise's API. An ImagePullJob over all nodes, or an ImageListPullJob for
 //! several images, from its creation until all NodeImages are empty again.
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! Measurement of the list of the edges, as a person's tool reads it: page by page, from the leader itself.
+//! Measures the list of the edges in the way of a person's tool: page by page, from the leader itself.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::cloud::Cloud;
 use crate::plain_http;
 
-/// What the list of all edges costs.
+/// The cost of the list of all edges.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Listing {

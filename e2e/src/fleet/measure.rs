@@ -17,7 +17,7 @@ use crate::plain_http;
 use crate::sim::{Fleet, Tally};
 use crate::usage::Usage;
 
-/// Limit for the last acknowledgements: an edge may have to reconnect before it gets its own.
+/// Limit for the last acknowledgements: an edge may reconnect before it gets its own.
 const ACKNOWLEDGEMENT_LIMIT: Duration = Duration::from_secs(120);
 /// The write of the harness itself, which creates the job.
 const CREATION: &str = "imageprepulljobs POST";
@@ -123,8 +123,8 @@ impl Scene {
     }
 }
 
-/// Kills cloudcore with SIGKILL when half of the images are pulled, and restarts it at once. Returns the time of the
-/// kill, its figures, and the usage of the killed process.
+/// Kills cloudcore with SIGKILL when half of the images are pulled, and restarts it immediately. Returns the time of
+/// the kill, its figures, and the usage of the killed process.
 async fn kill(
     fleet: &Fleet,
     cloud: &mut Cloud,
@@ -170,7 +170,7 @@ async fn kill(
     Ok(((killed, kill), used))
 }
 
-/// Connections that did not get in, and edges that were told to come back later.
+/// Connections that were turned away, and edges that were sent away with a wait.
 fn turned_away(metrics: &Metrics) -> u64 {
     let sum = |name| metrics.sum(name, &[]);
     count(sum("cloudcore_prepull_turned_away_total") + sum("cloudcore_prepull_sent_away_total"))
@@ -182,7 +182,7 @@ pub(super) async fn database(etcd: std::net::SocketAddr) -> Result<u64> {
     Ok(count(Metrics(body).sum("etcd_mvcc_db_total_size_in_bytes", &[])))
 }
 
-/// Prometheus writes floats, also for what is counted, which is far below the limit of a u64.
+/// Prometheus writes counters as floats, which are far below the limit of a u64.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 fn count(value: f64) -> u64 {
     value as u64

@@ -1,6 +1,6 @@
-//! `make fleet ARGS='--old-jobs N'`: a leader that starts in a cluster where jobs have piled up.
+//! `make fleet ARGS='--old-jobs N'`: a leader that starts in a cluster with many old jobs.
 //!
-//! The old jobs are stored as they would be days after their end; jobs that run are begun by a leader before it is killed.
+//! Old jobs are stored in their state days after their end; running jobs are begun by a leader before it's killed.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -29,9 +29,9 @@ use crate::measured::Teller;
 use crate::plain_http;
 use crate::sim::PullTime;
 
-/// Jobs that run when the leader is killed. Each has its share of the nodes.
+/// Running jobs when the leader is killed. Each has its share of the nodes.
 const RUNNING: usize = 20;
-/// Old jobs that had all nodes of a large fleet.
+/// Old jobs over all nodes of a large fleet.
 const LARGE: usize = 10;
 /// Reports of each of those, and the nodes in each.
 const REPORTS: (u32, usize) = (40, 250);
@@ -201,7 +201,7 @@ async fn write_old_job(etcd: SocketAddr, number: usize, nodes: usize) -> Result<
     Ok(())
 }
 
-/// Stores an object in etcd: through the API server ten thousand large ones would take half an hour.
+/// Stores an object directly in etcd: through the API server ten thousand large ones would take half an hour.
 async fn put(etcd: SocketAddr, resource: &str, name: &str, object: &Value) -> Result<()> {
     let key = STANDARD.encode(format!("/registry/{GROUP}/{resource}/{name}"));
     let request = json!({ "key": key, "value": STANDARD.encode(object.to_string()) });
@@ -210,7 +210,7 @@ async fn put(etcd: SocketAddr, resource: &str, name: &str, object: &Value) -> Re
     Ok(())
 }
 
-/// A field that is JSON inside of a string.
+/// Converts a field to JSON in a string.
 fn with_text(mut status: Value, field: &str) -> Value {
     status[field] = Value::String(status[field].to_string());
     status
@@ -261,7 +261,7 @@ fn report(name: &str, uid: &str, index: u32, image: &str) -> ImagePrePullReport 
     }
 }
 
-/// Lists all jobs, and drops what comes. Returns the seconds and the bytes.
+/// Lists all jobs, and drops the answer. Returns the seconds and the bytes.
 async fn list(client: &Client) -> Result<(f64, u64)> {
     let (begun, mut bytes, mut next) = (Instant::now(), 0, String::new());
     loop {

@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_examples_of_the_command_line_are_accepted() {
+    fn the_examples_of_the_help_are_accepted() {
         Options::command().debug_assert();
         let defaults = Options::of(7).plan("x");
         assert_eq!((defaults.images, defaults.concurrency, defaults.tolerate.as_str()), (1, 7, "1"));

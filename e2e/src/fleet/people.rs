@@ -1,5 +1,5 @@
-//! What the tools of people cost at the size of the fleet: commands of `kubectl prepull` and its page, both through the API
-//! server, and a real Prometheus that scrapes cloudcore-prepull.
+//! The cost of people's tools at the size of the fleet: commands of `kubectl prepull` and its page, both through the
+//! API server, and a real Prometheus that scrapes cloudcore-prepull.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use crate::usage::Usage;
 /// Limit for one answer of the page.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What the tools of people cost.
+/// The cost of people's tools.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PeopleFigures {
@@ -30,11 +30,11 @@ pub struct PeopleFigures {
     pub scrapes: Scrapes,
 }
 
-/// What one command or request costs.
+/// The cost of one command or request.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Cost {
-    /// The command, or what is asked for.
+    /// The command or request.
     pub what: String,
     /// Seconds to the end of it.
     pub seconds: f64,
@@ -44,7 +44,7 @@ pub struct Cost {
     pub peak: u64,
 }
 
-/// What a Prometheus has seen that scrapes once a second.
+/// Results of a Prometheus that scrapes once a second.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Scrapes {
@@ -54,15 +54,15 @@ pub struct Scrapes {
     pub bytes: usize,
     /// Seconds of the slowest scrape.
     pub slowest_seconds: f64,
-    /// Rules of the alerts, all of which could be evaluated.
+    /// Rules of the alerts. All could be evaluated.
     pub rules: usize,
-    /// Queries of the dashboard, all of which were answered.
+    /// Queries of the dashboard. All were answered.
     pub queries: usize,
     /// Resident memory of the Prometheus.
     pub rss: u64,
 }
 
-/// A Prometheus that scrapes the cloud, and what it has seen before the job.
+/// A Prometheus that scrapes the cloud, with its samples before the job.
 pub(super) struct Scraping {
     prometheus: Prometheus,
     before: f64,
@@ -100,7 +100,7 @@ impl Scene {
         let mut commands = Vec::new();
         for what in lines {
             let (said, took, peak) = person.runs_measured(&what).await?;
-            // check may find something.
+            // check may find a problem.
             ensure!(said.status == 0 || what == "check", "{what}: {}", said.err);
             commands.push(Cost { what, seconds: took.as_secs_f64(), bytes: said.out.len(), peak });
         }
@@ -147,7 +147,8 @@ impl Scene {
     }
 }
 
-/// Reads an answer of the page until it has a word so many times, and returns the bytes until then: a stream has no end.
+/// Reads an answer of the page until it has a word `words` times, and returns the bytes until then: a stream has no
+/// end.
 async fn read_until(page: &PageServer, path: &str, word: &str, words: usize) -> Result<usize> {
     let (host, base) = page.url().trim_start_matches("http://").split_once('/').context("no path")?;
     let mut stream = TcpStream::connect(host).await?;

@@ -1,6 +1,7 @@
-//! `make fleet ARGS=--rotate`: a rotation of the CA under a fleet of which a part is away.
+//! `make fleet ARGS=--rotate`: a rotation of the CA under a fleet, with a part of it offline.
 //!
-//! The edges are simulated: the real tunnel and the real renewal, each with a state directory of its own, and no agent.
+//! The edges are simulated: they have the real tunnel and the real renewal, each with its own state directory, and no
+//! agent.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -33,7 +34,7 @@ const LIMIT: Duration = Duration::from_secs(900);
 /// Requests for Node objects at a time.
 const AT_A_TIME: usize = 64;
 
-/// What was measured, in seconds since the step before.
+/// The measured seconds since the previous step.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RotationFigures {
@@ -45,13 +46,13 @@ pub struct RotationFigures {
     signing: f64,
     /// Until every connected edge has a certificate of the new CA, and a session with it.
     renewed: f64,
-    /// From the moment when those that were away come back, until all edges have a certificate of the new CA.
+    /// From the return of the offline edges until all edges have a certificate of the new CA.
     back: f64,
     /// From `ca retire` until no edge trusts the old CA.
     retired: f64,
     cpu_seconds: f64,
     rss: u64,
-    /// Edges that joined, which is what nobody has to do.
+    /// Edges that joined again. It should be 0.
     joins: usize,
     connected: usize,
 }
@@ -77,7 +78,7 @@ impl Edges {
         }
     }
 
-    /// Starts an edge with what joining has left.
+    /// Starts an edge from a state directory of `join`.
     fn start(&self, state: &Path) -> Result<()> {
         let identity = Identity::load(state)?;
         tokio::spawn(identity.clone().keep_renewed(self.enroll.clone(), self.shutdown.clone()));
@@ -131,7 +132,7 @@ impl RotationFigures {
         for (number, state) in states.iter().enumerate() {
             authority.join(state, &format!("sim-{number}"))?;
         }
-        // An edge without a Node is not let in.
+        // An edge without a Node is rejected.
         let create = (0..nodes).map(|number| {
             let cluster = &cluster;
             Ok(async move { cluster.node(&format!("sim-{number}")).edge().ready().create().await })
@@ -185,7 +186,7 @@ impl RotationFigures {
         progress(&cluster, renewed_are(nodes)).await?;
         let back = lap("those that were away are back, with certificates of the new CA");
         cloud.command(&["ca", "retire", "--now"]).await?;
-        eventually("nobody trusts the old CA", LIMIT, async || {
+        eventually("no edge trusts the old CA", LIMIT, async || {
             let count = trusting(1, &states);
             ensure!(count == nodes, "{count} of {nodes}");
             Ok(())
@@ -210,13 +211,13 @@ impl RotationFigures {
         })
     }
 
-    /// Whether everybody is there, and nobody had to join.
+    /// Whether all edges are back and none joined again.
     pub fn is_whole(&self) -> bool {
         self.joins == 0 && self.connected == self.nodes
     }
 }
 
-/// Waits until cloudcore publishes this.
+/// Waits until cloudcore publishes this progress.
 async fn progress(cluster: &Cluster, is_met: impl Fn(&Value) -> bool) -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), NAMESPACE);
     eventually("the rotation goes on", LIMIT, async || {

@@ -21,7 +21,7 @@ pub struct Scene {
     pub(super) fleet: Fleet,
     pub(super) cloud: Cloud,
     pub(super) cluster: Cluster,
-    /// What the API server reaches the list of the edges by, for people.
+    /// Connects the API server to the list of the edges, for people.
     _network: Option<Network>,
 }
 

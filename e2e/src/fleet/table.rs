@@ -121,7 +121,7 @@ fn print_job(job: &JobFigures) {
     line("nodes at work at the same time, at most", job.most_at_once.to_string());
     line("messages down, up", format!("{}, {}", job.messages_down, job.messages_up));
     if job.sessions > 0 {
-        line("sessions that came up meanwhile", job.sessions.to_string());
+        line("sessions that came up in between", job.sessions.to_string());
     }
     line("writes to the API server", job.writes_sum.to_string());
     for (what, count) in &job.writes {

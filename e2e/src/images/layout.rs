@@ -110,7 +110,7 @@ impl<'a> Layout<'a> {
         let (root, tar) = (scratch.path().join("root"), scratch.path().join("layer.tar"));
         std::fs::create_dir(&root)?;
         fill(&root)?;
-        // The same bytes whoever generates them, and whenever.
+        // Without owners and times, so that the bytes are the same everywhere.
         let options =
             ["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "--mode=a=rX,u+w"];
         run(Command::new("tar").args(options).arg("-C").arg(&root).arg("-cf").arg(&tar).arg("."))?;
@@ -122,7 +122,7 @@ impl<'a> Layout<'a> {
         Ok(Layer { digest, size, diff_id })
     }
 
-    /// Writes a layer with a program of this machine, without what only a debugger needs, and the libraries that it loads.
+    /// Writes a layer with a program of this machine, stripped of debug information, and its libraries.
     pub(super) fn program_layer(&self, program: &Path, to: &str) -> Result<Layer> {
         self.layer(|root| {
             let target = root.join(to);
@@ -137,12 +137,12 @@ impl<'a> Layout<'a> {
         })
     }
 
-    /// Writes configuration and manifest of an image whose containers run a shell.
+    /// Writes configuration and manifest of an image with a shell as its command.
     pub(super) fn image(&self, platform: &Platform, layers: &[Layer]) -> Result<Manifest> {
         self.image_with(platform, layers, &json!({"Env": ["PATH=/bin"], "Cmd": ["/bin/sh"]}))
     }
 
-    /// Writes configuration and manifest of an image whose containers start like this.
+    /// Writes configuration and manifest of an image with this command.
     pub(super) fn image_with(
         &self,
         platform: &Platform,

@@ -11,7 +11,7 @@ use prepull_api::crd::status::ImagePrePullJobStatus;
 use super::Job;
 use crate::cluster::Cluster;
 
-/// A job that has not been applied. What is not set has the default of the API.
+/// A job that hasn't been applied. Unset fields have the default of the API.
 pub struct JobBuilder<'a> {
     cluster: &'a Cluster,
     job: ImagePrePullJob,

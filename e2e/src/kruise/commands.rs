@@ -1,4 +1,4 @@
-//! Shell commands and `kubectl edit`, as a manual shows them.
+//! Shell commands and `kubectl edit`, as in the manual.
 
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;

@@ -97,7 +97,7 @@ impl Cluster {
     }
 }
 
-/// A job that has not been applied. What is not set has the default of the API.
+/// A job that hasn't been applied. Unset fields have the default of the API.
 pub struct Builder<'a, K> {
     cluster: &'a Cluster,
     namespace: String,
@@ -164,7 +164,7 @@ impl<K: PullJobKind> Builder<'_, K> {
         self.with(|template| template.image_pull_policy = Some(policy.to_owned()))
     }
 
-    /// Has the job deleted so many seconds after its end.
+    /// Sets the time to live in seconds after its end.
     #[must_use]
     pub fn ttl(self, seconds: i32) -> Self {
         self.with(|template| template.completion_policy.ttl_seconds_after_finished = Some(seconds))

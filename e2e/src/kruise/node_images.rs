@@ -227,7 +227,7 @@ impl AtWork {
         self.counts.borrow().most_tags
     }
 
-    /// Waits until exactly so many nodes have open tags.
+    /// Waits until exactly this many nodes have open tags.
     pub async fn reaches(&self, nodes: usize) -> Result<()> {
         let mut counts = self.counts.clone();
         let reached = counts.wait_for(|counts| counts.now == nodes);
@@ -260,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reference_is_split_into_name_and_tag_or_digest() {
+    fn a_reference_is_split() {
         for (reference, expected) in [
             ("127.0.0.1:5000/team/app:v1", ("127.0.0.1:5000/team/app", "v1")),
             ("nginx:1.9.1", ("nginx", "1.9.1")),

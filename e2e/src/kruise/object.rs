@@ -20,7 +20,7 @@ use crate::place::Place;
 
 /// Default limit for a state that a test expects, long enough for a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Programs whose logs are shown if an object does not reach the expected state.
+/// Programs with logs that are shown if an object doesn't reach the expected state.
 const LOGS: [&str; 3] = ["cloudcore-prepull", "agent-", "kube-apiserver"];
 
 /// A kind that an [`Object`] can have.

@@ -20,7 +20,7 @@ impl Cluster {
             "spec": {
                 "nodeName": node,
                 "automountServiceAccountToken": false,
-                // As the namespace of cloudcore-prepull asks for.
+                // The namespace of cloudcore-prepull requires these.
                 "securityContext": {"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}},
                 "containers": [{
                     "name": "app", "image": "registry.example/app:v1",

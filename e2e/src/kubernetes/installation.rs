@@ -1,4 +1,4 @@
-//! Our own manifests on a whole cluster, installed as the README says.
+//! Our own manifests on a whole cluster, installed by the README's instructions.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -15,7 +15,7 @@ const LEADER_LABEL: &str = "prepull.kubeedge.io/leader";
 /// Namespace of the DaemonSet.
 pub const EDGE_NAMESPACE: &str = "prepull-edge";
 
-/// A copy of `manifests/`, in which an operator sets what has to be set.
+/// A copy of `manifests/`, with the settings that an operator must make.
 pub struct Installation<'a> {
     kubernetes: &'a Kubernetes,
     dir: PathBuf,
@@ -47,8 +47,8 @@ impl<'a> Installation<'a> {
         self.set(&file, &format!("newName: {program}"), &format!("newName: {image}"))
     }
 
-    /// Sets the address by which edges reach the Service, on both sides, and what agents may use of the disk: by default
-    /// a part of it, which a machine for building may have used up.
+    /// Sets the address of the Service for edges, on both sides, and the agents' limits for the disk: by default they
+    /// are percentages, which a build machine may exceed.
     pub fn set_address(&self) -> Result<()> {
         let address = self.kubernetes.balancer();
         let (cloud, edge) = ("cluster/kustomization.yaml", "edgecore-prepull/kustomization.yaml");
@@ -78,7 +78,7 @@ impl<'a> Installation<'a> {
         Ok(())
     }
 
-    /// Makes the Secret with a join token, by the command in the DaemonSet's kustomization.
+    /// Creates the Secret with a join token, with the command in the DaemonSet's kustomization.
     pub async fn lets_edges_join(&self) -> Result<()> {
         let cluster = self.kubernetes.cluster();
         let create = ["cloudcore-prepull", "token", "create", "--ttl", "8h"];
@@ -89,8 +89,8 @@ impl<'a> Installation<'a> {
         cluster.kubectl(&[&["--namespace", EDGE_NAMESPACE], &secret[..]].concat()).await.map(drop)
     }
 
-    /// Installs both sides by the commands of the README and of the DaemonSet's kustomization, and waits until they're rolled
-    /// out. Every worker with the label of an edge node has an agent then.
+    /// Installs both sides with the commands of the README and of the DaemonSet's kustomization, and waits until
+    /// they're rolled out. Then every worker with the label of an edge node has an agent.
     pub async fn on(kubernetes: &'a Kubernetes) -> Result<Self> {
         let installation = Self::copy(kubernetes).await?;
         installation.set_images()?;
@@ -121,7 +121,7 @@ impl<'a> Installation<'a> {
         self.is_rolled_out(EDGE_NAMESPACE, "daemonset/edgecore-prepull").await
     }
 
-    /// Name of the pod that leads, once there is one other than `before`.
+    /// Name of the leader's pod, once it differs from `before`.
     pub async fn leader_after(&self, before: &str) -> Result<String> {
         eventually("another pod leads", SOON, async || {
             let selector = format!("--selector={LEADER_LABEL}=true");

@@ -1,4 +1,4 @@
-//! Pods, and what becomes of them.
+//! Pods, and their fate.
 
 use std::time::Duration;
 
@@ -8,15 +8,15 @@ use serde_json::{Value, json};
 use super::Kubernetes;
 use crate::cleanup::eventually;
 
-/// Limit for a pod to start, or for the kubelet to say why it doesn't.
+/// Limit for a pod to start, or for the kubelet to report why it doesn't.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What becomes of a pod.
+/// The fate of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// Its container runs.
     Runs,
-    /// The kubelet wants the image from the registry, and can't have it.
+    /// The kubelet tries to pull the image from the registry, and can't.
     Asks,
 }
 
@@ -37,7 +37,7 @@ pub fn pod(name: &str, worker: &str, image: &str, secret: Option<&str>) -> Value
 }
 
 impl Kubernetes {
-    /// Creates a pod, waits for what becomes of it, and deletes it.
+    /// Creates a pod, waits for its fate, and deletes it.
     pub async fn fate(&self, pod: &Value) -> Result<Fate> {
         let name = pod["metadata"]["name"].as_str().context("a pod has a name")?;
         self.cluster.apply(&pod.to_string()).await?;
@@ -57,7 +57,7 @@ impl Kubernetes {
         Ok(fate)
     }
 
-    /// Deletes a pod at once.
+    /// Deletes a pod immediately.
     pub async fn delete_pod(&self, name: &str) -> Result<()> {
         self.cluster.kubectl(&["delete", "pod", name, "--force", "--grace-period=0"]).await.map(drop)
     }

@@ -1,9 +1,9 @@
-//! What an API server has refused, by its audit log.
+//! Refused requests, from the audit log of an API server.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-/// A request that was refused for want of rights.
+/// A request that was refused for lack of rights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// Name of the user.

@@ -25,19 +25,19 @@ use crate::parts;
 use crate::place::Place;
 use crate::registry::Registry;
 
-/// Directories of a machine, below what it keeps on disk.
+/// Directories of a machine, below its persistent directory.
 const KUBELET: &str = "var/lib/kubelet";
 const IMAGES: &str = "var/lib/containerd";
 /// Network of the pods, by CNI's own plugins.
 const CNI: &str = "etc/cni/net.d";
 
-/// What a machine has otherwise than most.
+/// Differences from the usual machine.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
     Plain,
-    /// Its images are on a disk of their own, of this many bytes.
+    /// Its images are on a separate disk of this many bytes.
     OwnDisk(u64),
-    /// Its containerd is where k3s has it, and nowhere else.
+    /// Its containerd has the paths of k3s.
     K3s,
 }
 
@@ -45,12 +45,12 @@ pub(super) enum Kind {
 pub struct Worker {
     place: Arc<Place>,
     name: String,
-    /// What the machine keeps on disk.
+    /// Persistent files of the machine.
     dir: PathBuf,
     space: Space,
     address: Ipv4Addr,
     client: Client,
-    /// Ends before the machine, whose end it would take for a crash.
+    /// Must end before the machine, or it would report a crash.
     kubelet: Option<Child>,
     containerd: Containerd,
     machine: Child,
@@ -62,7 +62,7 @@ pub struct Worker {
 
 impl Worker {
     /// Starts a machine, and waits until its Node is Ready. `sandbox` is the image of the containers that hold a pod's
-    /// namespaces; it and others come from the registry.
+    /// namespaces; like other images, it comes from the registry.
     pub(super) async fn start(
         cluster: &Cluster,
         ground: &Ground,
@@ -90,7 +90,7 @@ impl Worker {
         std::fs::write(dir.join(CNI).join("10-pods.conflist"), network.to_string())?;
         let passages = vec![Passage::through(Some(&space), None, registry.addr())?];
         let containerd = Containerd::start_in_machine(name, init, &dir, &paths, sandbox).await?;
-        // Before a pod needs it: its registry may be off by then.
+        // Before a pod needs it: by then its registry may be off.
         containerd.pull(sandbox, None).await?;
 
         let user = format!("system:node:{name}");
@@ -125,7 +125,7 @@ impl Worker {
         &mut self.containerd
     }
 
-    /// A path of the machine, as the test sees it. Only what is kept on disk is there: the directories of containerd, of
+    /// A path of the machine, as seen by the test. Only persistent files are there: the directories of containerd, of
     /// the kubelet and of the agent, the CAs that the machine trusts, and `/etc/credential-providers`.
     pub fn path(&self, path: &str) -> PathBuf {
         self.dir.join(path.trim_start_matches('/'))
@@ -142,7 +142,7 @@ impl Worker {
         Ok((stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize))
     }
 
-    /// Fills that disk up with something else than images, once, until this many bytes are free.
+    /// Fills that disk with other files, once, until this many bytes are free.
     pub fn fill_disk(&self, free: u64) -> Result<()> {
         let taken = self.free_space()?.checked_sub(free).context("the disk is fuller than that")?;
         let ballast = File::create_new(self.dir.join(IMAGES).join("ballast"))?;
@@ -154,7 +154,7 @@ impl Worker {
         self.reaches_at(registry.addr())
     }
 
-    /// Lets the machine reach what listens at this address of the test, under the same address.
+    /// Lets the machine reach a server of the test, under the same address.
     pub fn reaches_at(&mut self, addr: SocketAddr) -> Result<()> {
         self.passages.push(Passage::through(Some(&self.space), None, addr)?);
         Ok(())
@@ -168,13 +168,12 @@ impl Worker {
         Ok(near)
     }
 
-    /// Kills the kubelet; pods go on. Nothing tells the API server.
+    /// Kills the kubelet; pods continue. The API server gets no message.
     pub fn kill_kubelet(&mut self) -> Result<()> {
         self.kubelet.take().map_or(Ok(()), |mut kubelet| kubelet.kill9())
     }
 
-    /// Starts the kubelet again with these settings in addition to those that it had, and waits until the Node says that it's
-    /// Ready.
+    /// Restarts the kubelet with these settings in addition to its previous ones, and waits until the Node is Ready.
     pub async fn restart_kubelet(&mut self, settings: &Value) -> Result<()> {
         self.kill_kubelet()?;
         let before = self.heartbeat().await?;
@@ -200,8 +199,8 @@ impl Worker {
         Ok(())
     }
 
-    /// When the kubelet was last heard of, if its Node is Ready. A condition's own time is too coarse: in seconds, and renewed
-    /// every five minutes.
+    /// Time of the kubelet's last heartbeat, if its Node is Ready. A condition's own time is too coarse: it's in
+    /// seconds, and renewed every five minutes.
     async fn heartbeat(&self) -> Result<Option<String>> {
         let node = Api::<Node>::all(self.client.clone()).get_opt(&self.name).await?;
         let conditions = node.and_then(|node| node.status).and_then(|status| status.conditions);
@@ -223,7 +222,7 @@ impl Drop for Worker {
     }
 }
 
-/// What this machine lacks for a worker, if anything: a reason to show.
+/// Reason why this machine can't run a worker, if any.
 pub fn lacks() -> Option<String> {
     if let Err(error) = parts::kubernetes("kubelet") {
         return Some(format!("{error:#}"));
@@ -236,7 +235,7 @@ pub fn lacks() -> Option<String> {
             return Some(format!("there is no {program}: run `make setup`"));
         }
     }
-    // That of memory is one that every kubelet needs; with cgroup v2 it's one of many files.
+    // Every kubelet needs the memory controller; with cgroup v2 it's one of many files.
     let group =
         ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"].map(Path::new).into_iter().find(|path| path.is_dir());
     let Some(group) = group else { return Some("there are no control groups at /sys/fs/cgroup".to_owned()) };
@@ -282,7 +281,7 @@ async fn boot(
     Ok((machine, init, group))
 }
 
-/// Makes a disk for the images of a machine. It goes with the place, whose mounts are taken off.
+/// Creates a disk for the images of a machine. It's removed with the place, which unmounts it.
 async fn mount_disk(dir: &Path, size: u64) -> Result<()> {
     let (file, images) = (dir.join("disk"), dir.join(IMAGES));
     std::fs::create_dir_all(&images)?;
@@ -295,7 +294,7 @@ async fn mount_disk(dir: &Path, size: u64) -> Result<()> {
     parts::output(mount).await.map(drop)
 }
 
-/// What every kubelet here needs: a control group and DNS of its own, and no opinion on how full this machine's disk is.
+/// Settings of every kubelet here: its own control group and DNS, and no limits for this machine's disk.
 fn kubelet_settings(group: &str, paths: &Paths) -> Value {
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",

@@ -19,7 +19,7 @@ pub(crate) struct Counter {
     begun: Instant,
     total: usize,
     bar: Option<ProgressBar>,
-    /// The step whose completion was last written, and when a line was last written.
+    /// The last step that was reported as complete, and the time of the last line.
     last: Mutex<(&'static str, Instant)>,
 }
 
@@ -30,7 +30,7 @@ impl Default for Teller {
 }
 
 impl Teller {
-    /// Creates a teller, whose clock starts now.
+    /// Creates a teller, and starts its clock.
     pub fn new() -> Self {
         Self { begun: Instant::now() }
     }
@@ -74,7 +74,7 @@ impl Drop for Counter {
     }
 }
 
-/// Writes a line to standard error. The run continues if nobody reads it.
+/// Writes a line to standard error. The run continues if the reader is gone.
 fn say(begun: Instant, text: &str) {
     let _ = writeln!(std::io::stderr(), "{:>7.1} s {text}", begun.elapsed().as_secs_f64());
 }

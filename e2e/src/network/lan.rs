@@ -1,4 +1,4 @@
-//! The network of one site: boxes at a switch, and one thin uplink behind which everything else is.
+//! The network of one site: boxes at a switch, behind one thin uplink.
 //!
 //! ```text
 //!      outside                     router of the site                       boxes
@@ -10,10 +10,10 @@
 //!  127.0.0.1:port of this process's namespace
 //! ```
 //!
-//! Each name is a network namespace, each line a veth pair; a switch is a bridge. What the uplink carries is what `tc`
-//! has counted there, with the headers of every packet. The kernel's token bucket keeps the rate and `iptables` loses
-//! packets. `netem`, which would delay them, is missing in many kernels: the doors delay what goes through them instead,
-//! so that each request waits, but TCP on the uplink has the short round trip of this machine.
+//! Each name is a network namespace, each line a veth pair; a switch is a bridge. The traffic of the uplink is counted
+//! by `tc`, with the headers of every packet. The kernel's token bucket limits the rate and `iptables` drops packets.
+//! Many kernels lack `netem` for delays, so the doors delay their traffic instead: each request waits, but TCP on the
+//! uplink has the short round trip of this machine.
 
 mod uplink;
 
@@ -27,7 +27,7 @@ use anyhow::{Result, ensure};
 use super::{Passage, Space, space};
 pub use uplink::Uplink;
 
-/// Address of the doors, as the site sees them.
+/// Address of the doors for the site.
 const OUTSIDE: Ipv4Addr = Ipv4Addr::new(10, 76, 0, 1);
 /// Address of the router on the uplink.
 const ROUTER: Ipv4Addr = Ipv4Addr::new(10, 76, 0, 2);
@@ -35,7 +35,7 @@ const ROUTER: Ipv4Addr = Ipv4Addr::new(10, 76, 0, 2);
 const DEVICE: &str = "uplink";
 /// The device of a box.
 const BOX_DEVICE: &str = "lan";
-/// Limit for a connection that is only tried: long enough for one lost packet.
+/// Limit for a connection attempt that may fail: long enough for one lost packet.
 const CONNECT_LIMIT: Duration = Duration::from_millis(1500);
 /// Boxes of a site: the last part of an address.
 const MOST: u8 = 200;
@@ -45,9 +45,9 @@ const BEFORE_FIRST: u8 = 10;
 /// One of the two networks of a site. The router forwards nothing from one to the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vlan {
-    /// Where the boxes are.
+    /// The network of the boxes.
     Office,
-    /// Where a box is that somebody has plugged into the wrong port.
+    /// The network of a box in a wrong port.
     Guests,
 }
 
@@ -94,7 +94,7 @@ impl Lan {
     pub async fn new(uplink: Uplink) -> Result<Self> {
         let (outside, router) = (Space::new().await?, Space::new().await?);
         for space in [&outside, &router] {
-            // What a device says by itself when it comes up would count as carried. The files are missing where the kernel
+            // Packets that a device sends by itself when it comes up would count. The files are missing if the kernel
             // has no IPv6.
             space.run(|| {
                 for of in ["all", "default"] {
@@ -121,8 +121,7 @@ impl Lan {
             outside.ip(&["route", "add", &net, "via", &ROUTER.to_string()]).await?;
         }
         router.run(|| {
-            // Frames between two boxes are none of the packet filter's business. The file is missing where the kernel
-            // keeps them apart anyway.
+            // The packet filter must ignore frames between two boxes. The file is missing if the kernel does so anyway.
             let _ = std::fs::write("/proc/sys/net/bridge/bridge-nf-call-iptables", "0");
             std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")
         })?;
@@ -134,12 +133,12 @@ impl Lan {
         Ok(Self { outside, router, uplink, boxes: AtomicU8::new(0), doors: Mutex::default() })
     }
 
-    /// The uplink as it was ordered.
+    /// The configuration of the uplink.
     pub fn uplink(&self) -> &Uplink {
         &self.uplink
     }
 
-    /// Address at which a site reaches what is outside of it, for the certificate of the cloud.
+    /// Address of the outside for a site, for the certificate of the cloud.
     pub fn outside() -> Ipv4Addr {
         OUTSIDE
     }
@@ -208,7 +207,7 @@ impl Lan {
         self.cutting("-D").await
     }
 
-    /// Adds or removes the rules of a cut. They are before the bucket, so that what is dropped is not counted.
+    /// Adds or removes the rules of a cut. They come before the bucket, so dropped packets aren't counted.
     async fn cutting(&self, how: &str) -> Result<()> {
         for (chain, direction) in [("OUTPUT", "-o"), ("INPUT", "-i")] {
             self.outside.iptables(&[how, chain, direction, DEVICE, "-j", "DROP"]).await?;
@@ -218,7 +217,7 @@ impl Lan {
 }
 
 impl Outlet {
-    /// Namespace in which the box is to run.
+    /// Namespace for the box.
     pub fn space(&self) -> &Space {
         &self.space
     }
@@ -228,7 +227,7 @@ impl Outlet {
         self.address
     }
 
-    /// Tries to connect to an address as the box does.
+    /// Tries to connect to an address from the box.
     pub fn connect(&self, addr: SocketAddr) -> Result<()> {
         self.space.run(move || TcpStream::connect_timeout(&addr, CONNECT_LIMIT).map(drop))
     }
@@ -239,7 +238,7 @@ impl Outlet {
         self.space.run(move || TcpListener::bind(addr))
     }
 
-    /// Pulls the plug: the box reaches nobody, and no device of its own is down.
+    /// Pulls the plug: the box reaches no other machine, and its own device stays up.
     pub async fn unplug(&self) -> Result<()> {
         self.router.ip(&["link", "set", &self.port, "nomaster"]).await
     }
@@ -249,8 +248,8 @@ impl Outlet {
         self.router.ip(&["link", "set", &self.port, "master", self.vlan.switch()]).await
     }
 
-    /// Lets the box reach the uplink and no other isolated box, as an access point with client isolation does, or ends
-    /// that.
+    /// Isolates the box from other isolated boxes, like an access point with client isolation, or ends that. It always
+    /// reaches the uplink.
     pub async fn isolate(&self, isolated: bool) -> Result<()> {
         let isolated = if isolated { "on" } else { "off" };
         self.router.ip(&["link", "set", &self.port, "type", "bridge_slave", "isolated", isolated]).await

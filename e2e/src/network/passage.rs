@@ -16,7 +16,7 @@ use crate::background;
 
 /// Pieces in flight in one direction of a connection: 300 ms of a link that carries a few MiB a second.
 const ON_THE_WAY: usize = 64;
-/// Largest piece that is read at once, in bytes.
+/// Largest piece that we read at a time, in bytes.
 const PIECE: usize = 16 * 1024;
 
 /// Forwards TCP connections from an address in one namespace to an address in another one. Ends, with its connections,
@@ -32,13 +32,13 @@ impl Passage {
         Self::open((from, addr), (to, addr), Duration::ZERO)
     }
 
-    /// Opens a passage that delays every piece, without holding up those behind it.
+    /// Opens a passage that delays every piece, without delaying those behind it further.
     pub(crate) fn open(from: End<'_>, to: End<'_>, delay: Duration) -> Result<Self> {
         Self::lead(from, to.0, move || Some(to.1), delay)
     }
 
-    /// Opens a passage to the address that `target` names when a connection comes. Without one the connection is closed,
-    /// as by a Service without endpoints.
+    /// Opens a passage to the address that `target` returns for each connection. Without an address the connection is
+    /// closed, like a Service without endpoints.
     pub(crate) fn lead(
         from: End<'_>,
         to: Option<&Space>,

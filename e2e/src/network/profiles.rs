@@ -1,8 +1,8 @@
-//! Links as they are in the field, each with its source. docs/runtimes.md says what holds on each.
+//! Links in the field, each with its source. docs/runtimes.md has the results for each.
 
 use std::time::Duration;
 
-/// A link: what it does to packets.
+/// The effect of a link on packets.
 #[derive(Clone, Copy, Debug)]
 pub struct Profile {
     /// Its name in tests and docs.
@@ -11,15 +11,16 @@ pub struct Profile {
     pub down: Way,
     /// From the edge.
     pub up: Way,
-    /// How long it's up and how long it's down, in turns.
+    /// Lengths of up and down times, alternating.
     pub outages: Option<(Duration, Duration)>,
-    /// Packets above this many bytes vanish, and no ICMP says so.
+    /// Packets above this many bytes are dropped without an ICMP message.
     pub largest_packet: Option<usize>,
-    /// Whether the kernel at the far end probes for black holes, as those of large content networks do. Linux has it off.
+    /// Whether the kernel at the far end probes for black holes, as in large content networks. By default Linux
+    /// doesn't.
     pub has_probing_far_end: bool,
-    /// What the edge's interface believes that the link carries.
+    /// The MTU of the edge's interface.
     pub edge_mtu: u16,
-    /// Whether there's IPv6 and no IPv4.
+    /// Whether the link has only IPv6.
     pub is_ipv6: bool,
 }
 
@@ -30,15 +31,15 @@ pub struct Way {
     pub rate: u64,
     /// Time from one end to the other.
     pub delay: Duration,
-    /// Most that is added to the delay, by chance. Packets keep their order.
+    /// Largest random addition to the delay. Packets keep their order.
     pub jitter: Duration,
-    /// What it loses.
+    /// Its losses.
     pub loss: Bursts,
-    /// Longest time that a packet waits for those before it. One that would wait longer is lost.
+    /// Longest time in the queue. A packet that would wait longer is lost.
     pub queue: Duration,
 }
 
-/// Losses in bursts, by the model of Gilbert (1960) and Elliott (1963), as `tc-netem` has it in `loss gemodel`.
+/// Losses in bursts, by the model of Gilbert (1960) and Elliott (1963), like `loss gemodel` of `tc-netem`.
 #[derive(Clone, Copy, Debug)]
 pub struct Bursts {
     /// Probability with each packet that a burst begins.
@@ -82,8 +83,8 @@ pub const BURSTS: Profile = {
     link("loss in bursts", way(8_000, 15, 0, loss), way(8_000, 15, 0, loss))
 };
 
-/// A mobile network whose deep queues fill and empty: Jiang and others measured round trips from 100 ms to more than a second
-/// ("Tackling Bufferbloat in 3G/4G Networks", IMC 2012).
+/// A mobile network with deep queues that fill and empty: Jiang and others measured round trips from 100 ms to more
+/// than a second ("Tackling Bufferbloat in 3G/4G Networks", IMC 2012).
 pub const JITTER: Profile =
     link("delay and jitter", way(4_000, 100, 300, NO_LOSS), way(4_000, 100, 300, NO_LOSS));
 
@@ -102,7 +103,7 @@ pub const SATELLITE: Profile = {
     link("GEO satellite", way(2_000, 300, 10, loss), way(256, 300, 10, NO_LOSS))
 };
 
-/// LTE at the edge of a cell: what 3GPP TR 36.913 asks for there, 0.07 bit/s/Hz down and 0.04 up, on 10 MHz.
+/// LTE at the edge of a cell: the requirement of 3GPP TR 36.913, 0.07 bit/s/Hz down and 0.04 up, on 10 MHz.
 pub const LTE_CELL_EDGE: Profile = {
     let loss = Bursts { enter: 0.01, leave: 0.4, within: 0.7 };
     let queue = Duration::from_secs(1);
@@ -116,16 +117,16 @@ pub const FLAPPING: Profile = Profile {
     ..link("flapping", way(2_000, 20, 0, NO_LOSS), way(2_000, 20, 0, NO_LOSS))
 };
 
-/// A tunnel in the path carries 1280 bytes, both ends believe in 1500, and a firewall drops the ICMP that would tell them
-/// (RFC 2923, section 2.1). The far end probes, as RFC 4821 asks.
+/// A tunnel in the path carries 1280 bytes, both ends assume 1500, and a firewall drops the ICMP messages (RFC 2923,
+/// section 2.1). The far end probes, as RFC 4821 requires.
 pub const BLACK_HOLE: Profile = Profile {
     largest_packet: Some(1280),
     has_probing_far_end: true,
     ..link("MTU black hole", way(8_000, 15, 0, NO_LOSS), way(8_000, 15, 0, NO_LOSS))
 };
 
-/// The same before a server that doesn't probe, which is what Linux does unless it's configured. Nothing large arrives, neither of
-/// the tunnel nor of a registry, until the operator lowers the MTU of the edge's interface, as here.
+/// The same with a server that doesn't probe, the default of Linux. No large packet arrives, neither for the tunnel nor
+/// for a registry, until the operator lowers the MTU of the edge's interface, as here.
 pub const BLACK_HOLE_NO_PROBING: Profile =
     Profile { name: "MTU black hole, no probing", has_probing_far_end: false, edge_mtu: 1280, ..BLACK_HOLE };
 
@@ -133,6 +134,6 @@ pub const BLACK_HOLE_NO_PROBING: Profile =
 pub const IPV6_ONLY: Profile =
     Profile { is_ipv6: true, ..link("IPv6 only", way(8_000, 15, 0, NO_LOSS), way(8_000, 15, 0, NO_LOSS)) };
 
-/// A good link, behind a captive portal (RFC 8952) if the test puts one there.
+/// A good link. A test may add a captive portal (RFC 8952).
 pub const GUEST_WIFI: Profile =
     link("captive portal", way(8_000, 15, 0, NO_LOSS), way(8_000, 15, 0, NO_LOSS));

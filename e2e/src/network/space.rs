@@ -26,7 +26,7 @@ impl Space {
     /// Creates a namespace.
     pub(crate) async fn new() -> Result<Self> {
         let name = format!("prepull-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::SeqCst));
-        // The reaper is told first, so that nothing is left behind whenever this process dies.
+        // Tell the reaper first, so that nothing is left behind if this process dies.
         reaper::watch_netns(&name)?;
         ip(&["netns", "add", &name]).await?;
         let space = Self(Arc::new(Named(name)));
@@ -75,8 +75,7 @@ impl Space {
         output.with_context(|| format!("tc {}", arguments.join(" ")))
     }
 
-    /// Does some work in the namespace, on a thread of its own. A socket belongs to the namespace that it was created
-    /// in.
+    /// Runs some work in the namespace, on its own thread. A socket belongs to the namespace in which it was created.
     pub(crate) fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> std::io::Result<T> + Send + 'static,

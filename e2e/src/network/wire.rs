@@ -1,4 +1,4 @@
-//! A wire between two namespaces that treats each packet as a real link would: see [`Profile`].
+//! A wire between two namespaces that treats each packet like a real link: see [`Profile`].
 //!
 //! ```text
 //!        far end (10.75.0.1, fd75::1)                            edge (10.75.0.2, fd75::2)
@@ -28,11 +28,11 @@ use crate::chance::Chance;
 
 /// The device at both ends.
 const DEVICE: &str = "wire";
-/// What Ethernet carries, and what the far end believes that the wire carries.
+/// The MTU of Ethernet, which the far end assumes for the wire.
 const MTU: u16 = 1500;
 const FAR: (Ipv4Addr, Ipv6Addr) = (Ipv4Addr::new(10, 75, 0, 1), Ipv6Addr::new(0xfd75, 0, 0, 0, 0, 0, 0, 1));
 const NEAR: (Ipv4Addr, Ipv6Addr) = (Ipv4Addr::new(10, 75, 0, 2), Ipv6Addr::new(0xfd75, 0, 0, 0, 0, 0, 0, 2));
-/// Packets that may wait in this process. The queue of a profile ends before that.
+/// Most packets in this process. The queue of a profile is smaller.
 const PACKETS: usize = 4096;
 
 /// A wire with an edge at its end. It's removed when dropped.
@@ -76,7 +76,7 @@ impl Wire {
         Ok(Self { edge, far, is_ipv6: profile.is_ipv6, doors: Mutex::default(), stop })
     }
 
-    /// Addresses at which edges reach what is behind the far end, for the certificate of the cloud.
+    /// Addresses of the far end for edges, for the certificate of the cloud.
     pub fn far_addresses() -> [String; 2] {
         [FAR.0.to_string(), FAR.1.to_string()]
     }
@@ -121,7 +121,7 @@ impl Tun {
     }
 }
 
-/// What decides about each packet of one direction.
+/// Decides about each packet of one direction.
 struct Carrier {
     way: Way,
     largest: usize,
@@ -129,9 +129,9 @@ struct Carrier {
     begun: Instant,
     chance: Chance,
     is_in_burst: bool,
-    /// When the last packet has left.
+    /// Departure time of the last packet.
     free_at: Instant,
-    /// When the last packet arrives: a link reorders nothing.
+    /// Arrival time of the last packet: a link reorders nothing.
     arrives_at: Instant,
 }
 
@@ -150,7 +150,7 @@ impl Carrier {
         }
     }
 
-    /// When a packet of this size arrives that is sent now. `None` if it's lost.
+    /// Arrival time of a packet of this size that's sent now. `None` if it's lost.
     fn arrival(&mut self, size: usize, now: Instant) -> Option<Instant> {
         let is_lost = self.is_lost();
         if is_lost || size > self.largest || self.is_out(now) {
@@ -167,7 +167,7 @@ impl Carrier {
         Some(self.arrives_at)
     }
 
-    /// The model of Gilbert and Elliott: two states, and the link goes from one to the other by chance.
+    /// The model of Gilbert and Elliott: the link switches randomly between two states.
     fn is_lost(&mut self) -> bool {
         let loss = self.way.loss;
         let changes = if self.is_in_burst { loss.leave } else { loss.enter };
@@ -191,7 +191,7 @@ async fn carry(from: Arc<Tun>, to: Arc<Tun>, mut carrier: Carrier) {
         let mut buffer = vec![0; 64 * 1024];
         while let Ok(size) = from.receive(&mut buffer).await {
             if let Some(arrival) = carrier.arrival(size, Instant::now()) {
-                // One that finds no room is lost.
+                // A packet without room is lost.
                 let _ = sender.try_send((arrival, buffer[..size].to_vec()));
             }
         }
@@ -199,7 +199,7 @@ async fn carry(from: Arc<Tun>, to: Arc<Tun>, mut carrier: Carrier) {
     let deliver = async {
         while let Some((arrival, packet)) = packets.recv().await {
             sleep_until(arrival).await;
-            // The kernel refuses what it can't read, as a network card would.
+            // The kernel rejects malformed packets, like a network card.
             let _ = to.send(&packet).await;
         }
     };
@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bursts_lose_what_their_model_says() {
+    fn bursts_follow_their_model() {
         let mut carrier = Carrier::new(&BURSTS, BURSTS.down, 1);
         let packets = 100_000;
         let part_of = |count: usize| f64::from(u32::try_from(count).unwrap_or(u32::MAX)) / f64::from(packets);

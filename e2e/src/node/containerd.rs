@@ -37,7 +37,7 @@ use crate::network::Space;
 use crate::parts;
 use crate::place::{HOSTS, Place};
 
-/// containerd namespace in which the CRI plugin keeps images.
+/// containerd namespace of the CRI plugin's images.
 const NAMESPACE: &str = "k8s.io";
 /// A containerd with root, state and socket in the test's place. It pulls only from the registries of the test, runs no
 /// containers, and needs no CNI.
@@ -45,22 +45,22 @@ pub struct Containerd {
     place: Arc<Place>,
     name: String,
     dir: PathBuf,
-    /// Its configuration, as the process sees it.
+    /// Its configuration, under the path that the process sees.
     config: PathBuf,
     enter: Enter,
     process: Option<Child>,
     disk: Option<Disk>,
 }
 
-/// What its data is on.
+/// The storage of its data.
 pub(super) enum Data {
     /// The file system of the test.
     Shared,
     /// A tmpfs with this size in bytes.
     Memory(u64),
-    /// A disk of this many bytes with a real file system, whose power can be cut.
+    /// A disk of this many bytes with a real file system and a power switch.
     Disk(Format, u64),
-    /// A disk that notes what is written to it.
+    /// A disk that records its writes.
     Recorded(Format),
 }
 
@@ -70,10 +70,10 @@ impl From<Option<u64>> for Data {
     }
 }
 
-/// Where the process runs.
+/// The namespaces of the process.
 #[derive(Clone, Debug)]
 enum Enter {
-    /// Where the test runs.
+    /// Those of the test.
     Here,
     /// In a network namespace.
     Space(Space),
@@ -107,23 +107,22 @@ impl Containerd {
         Self::start_as(name, Data::Shared, Habit::None, None).await
     }
 
-    /// Starts a containerd, with its data on a disk of so many bytes if one is given. The disk is removed with the place.
+    /// Starts a containerd, with its data on a disk of this many bytes if given. The disk is removed with the place.
     pub async fn start_on(name: &str, disk: Option<u64>) -> Result<Self> {
         Self::start_as(name, disk.into(), Habit::None, None).await
     }
 
-    /// Starts a containerd that removes layers from its content store once they are unpacked, as those of EKS, GKE and Talos
-    /// do.
+    /// Starts a containerd that removes layers from its content store after unpacking, as on EKS, GKE and Talos.
     pub async fn start_discarding(name: &str) -> Result<Self> {
         Self::start_as(name, Data::Shared, Habit::DiscardsLayers, None).await
     }
 
-    /// Starts a containerd whose snapshotter has a directory of its own, outside of containerd's.
+    /// Starts a containerd with a snapshotter directory outside of its own.
     pub async fn start_unpacking_elsewhere(name: &str) -> Result<Self> {
         Self::start_as(name, Data::Shared, Habit::UnpacksElsewhere, None).await
     }
 
-    /// Starts a containerd with its data there, in a network namespace.
+    /// Starts a containerd with this storage, in a network namespace.
     pub(super) async fn start_in(name: &str, data: Data, space: Option<Space>) -> Result<Self> {
         Self::start_as(name, data, Habit::None, space).await
     }
@@ -155,8 +154,8 @@ impl Containerd {
         Ok(containerd)
     }
 
-    /// Starts a containerd in the machine whose first process has this id. `machine` is the machine's root, as the test sees
-    /// it. `sandbox` is the image of the containers that hold a pod's namespaces.
+    /// Starts a containerd in the machine with this process 1. `machine` is the machine's root in the test's view.
+    /// `sandbox` is the image of the containers that hold a pod's namespaces.
     pub(crate) async fn start_in_machine(
         name: &str,
         init: u32,
@@ -175,28 +174,28 @@ impl Containerd {
         Ok(containerd)
     }
 
-    /// Directory of its data, which is a disk of its own if containerd was started on one.
+    /// Directory of its data, which is a separate disk if containerd was started on one.
     pub fn root(&self) -> PathBuf {
         self.dir.join("root")
     }
 
-    /// Changes the size of the disk that containerd was started on.
+    /// Changes the size of containerd's disk.
     pub async fn resize_disk(&self, size: u64) -> Result<()> {
         self.mount(&format!("remount,size={size}")).await
     }
 
-    /// Free bytes on the disk that containerd's data is on.
+    /// Free bytes on the disk of containerd's data.
     pub fn free_space(&self) -> Result<u64> {
         Ok(self.space()?.0)
     }
 
-    /// Free bytes, and all bytes, of the disk that containerd's data is on.
+    /// Free bytes, and all bytes, of the disk of containerd's data.
     pub fn space(&self) -> Result<(u64, u64)> {
         let stat = rustix::fs::statvfs(self.root())?;
         Ok((stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize))
     }
 
-    /// Fills the disk up with something else than images, until this many bytes are free.
+    /// Fills the disk with other files, until this many bytes are free.
     pub fn fill_disk(&self, free: u64) -> Result<()> {
         static PIECE: [u8; 64 * 1024] = [1; 64 * 1024];
         let mut ballast = File::options().create(true).append(true).open(self.root().join("ballast"))?;
@@ -218,7 +217,7 @@ impl Containerd {
         &self.name
     }
 
-    /// Directory of everything that containerd has.
+    /// Directory of all files of this containerd.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -238,8 +237,8 @@ impl Containerd {
         self.dir.join(HOSTS)
     }
 
-    /// Makes only this containerd read what `write` puts into a directory for a registry, instead of what the test has
-    /// for all.
+    /// Gives only this containerd its own directory for a registry, with the files of `write`, instead of the test's
+    /// common one.
     pub fn own_registry_host(&self, host: &str, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
         let own = self.dir.join("own-hosts");
         write(&own)?;
@@ -355,7 +354,7 @@ impl Containerd {
         Ok(list.statuses.into_iter().map(|s| (s.r#ref, u64::try_from(s.offset).unwrap_or(0))).collect())
     }
 
-    /// What the CRI says of an image: its id, its tags, its digests and its size. None if it does not know it.
+    /// The CRI's status of an image: its id, its tags, its digests and its size. `None` if the image isn't there.
     pub async fn image_status(
         &self,
         reference: &str,

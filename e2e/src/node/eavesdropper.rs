@@ -1,5 +1,5 @@
-//! A relay that records what an agent sends to its container runtime. gRPC is not compressed there, so that the bytes
-//! can be searched for text.
+//! A relay that records an agent's requests to its container runtime. gRPC isn't compressed there, so we can search the
+//! bytes for text.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -29,7 +29,7 @@ impl EdgeNode {
                 Some("corrupt") => bail!("{} has a broken record: {}", self.name(), path.display()),
                 _ => continue,
             }
-            // The agent may have removed the file in the meantime.
+            // The agent may have removed the file in between.
             let Ok(text) = std::fs::read(&path) else { continue };
             let record: Value = serde_json::from_slice(&text).with_context(|| path.display().to_string())?;
             let job = record["task"]["id"]["job"].as_str().context("a record without a job")?;

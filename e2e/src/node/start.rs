@@ -1,4 +1,4 @@
-//! How an edge node is started.
+//! The start of an edge node.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -36,13 +36,13 @@ pub struct Start<'a> {
     identity: Origin,
 }
 
-/// Where the identity of a node comes from.
+/// The source of a node's identity.
 enum Origin {
     /// A new token.
     Token,
     /// This token.
     Given(String),
-    /// A state directory of another time, which is copied.
+    /// A copy of an earlier state directory.
     StateDir(PathBuf),
 }
 
@@ -70,8 +70,8 @@ impl<'a> Start<'a> {
         self
     }
 
-    /// Runs the agent at the end of a cable of the network that the cloud is in. Containerd and the registries stay outside,
-    /// so that the runtime pulls: no registry can be reached over the cable.
+    /// Runs the agent at the end of a cable of the cloud's network. Containerd and the registries stay outside, so the
+    /// runtime pulls: the cable reaches no registry.
     #[must_use]
     pub fn on(mut self, cable: &Cable) -> Self {
         self.space = Some(cable.edge().clone());
@@ -79,7 +79,7 @@ impl<'a> Start<'a> {
         self.tunnel_at((cable.cloud_address(), port).into()).args(&["--fetch", "runtime"])
     }
 
-    /// Runs agent and containerd in a box of a site, which reaches the tunnel at this address.
+    /// Runs agent and containerd in a box of a site, with the tunnel at this address.
     #[must_use]
     pub fn in_box(mut self, outlet: &Outlet, tunnel: SocketAddr) -> Self {
         self.space = Some(outlet.space().clone());
@@ -87,8 +87,8 @@ impl<'a> Start<'a> {
         self.tunnel_at(tunnel)
     }
 
-    /// Runs the agent at the end of a wire, with the tunnel at this address. Containerd stays outside, so the agent has to
-    /// download.
+    /// Runs the agent at the end of a wire, with the tunnel at this address. Containerd stays outside, so the agent
+    /// must download.
     #[must_use]
     pub fn behind(mut self, wire: &Wire, tunnel: SocketAddr) -> Self {
         self.space = Some(wire.edge().clone());
@@ -109,7 +109,7 @@ impl<'a> Start<'a> {
         self
     }
 
-    /// Puts the runtime's data on a disk of so many bytes.
+    /// Puts the runtime's data on a disk of this many bytes.
     #[must_use]
     pub fn disk(mut self, size: u64) -> Self {
         self.data = Data::Memory(size);
@@ -123,21 +123,21 @@ impl<'a> Start<'a> {
         self
     }
 
-    /// Puts the data of the runtime and of the agent on a disk that notes what is written to it.
+    /// Puts the data of the runtime and of the agent on a disk that records its writes.
     #[must_use]
     pub fn recorded(mut self, format: Format) -> Self {
         self.data = Data::Recorded(format);
         self
     }
 
-    /// Records what the agent sends to its runtime.
+    /// Records the agent's requests to its runtime.
     #[must_use]
     pub fn eavesdropped(mut self) -> Self {
         self.eavesdropped = true;
         self
     }
 
-    /// Sets the agent's wall clock so many seconds ahead, or behind; its monotonic clock is not changed.
+    /// Sets the agent's wall clock ahead by this many seconds, or behind; its monotonic clock doesn't change.
     pub fn clock_off_by(mut self, seconds: i64) -> Result<Self> {
         self.environment = clock_off_by(seconds)?;
         Ok(self)
@@ -157,7 +157,7 @@ impl<'a> Start<'a> {
         self
     }
 
-    /// Takes a copy of this state directory instead of joining. Where the cloud is, [`Self::args`] has to say.
+    /// Takes a copy of this state directory instead of joining. [`Self::args`] must give the addresses of the cloud.
     #[must_use]
     pub fn joined_before(mut self, state: &Path) -> Self {
         self.identity = Origin::StateDir(state.to_owned());
@@ -228,7 +228,7 @@ impl<'a> Start<'a> {
     }
 }
 
-/// The environment in which a program's wall clock is off.
+/// The environment that sets a program's wall clock off.
 pub(super) fn clock_off_by(seconds: i64) -> Result<Vec<(&'static str, OsString)>> {
     Ok(vec![
         ("LD_PRELOAD", parts::libfaketime()?.into()),

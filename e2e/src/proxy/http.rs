@@ -1,5 +1,5 @@
-//! Forwarding of HTTP/1.1 with one request per connection: both sides are told to close, so that a response ends with
-//! the connection and no body has to be parsed.
+//! Forwards HTTP/1.1 with one request per connection: both sides get `Connection: close`, so that a response ends with
+//! the connection and we don't parse bodies.
 
 use std::sync::atomic::Ordering;
 
@@ -14,10 +14,10 @@ const MAX_HEAD: usize = 64 * 1024;
 
 /// The page of a captive portal.
 const PORTAL: &str = "<!DOCTYPE html><html><body>Welcome to the guest network. Please log in.</body></html>";
-/// Where referrers of a digest are asked for, and the tag that stands in for that.
+/// Path of the referrers of a digest, and the prefix of its fallback tag.
 const REFERRERS: &str = "/referrers/sha256:";
 const STANDING_IN: &str = "/manifests/sha256-";
-/// The list of the referrers of what has none.
+/// An empty list of referrers.
 const NO_REFERRERS: &str =
     r#"{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[]}"#;
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
@@ -49,8 +49,8 @@ pub(super) async fn forward(mut client: TcpStream, shared: &Shared) -> Result<()
     let (mut from_client, mut to_client) = client.into_split();
     let (mut from_server, mut to_server) = server.into_split();
     let up = async {
-        // The rest of the request's body. A client that has sent everything keeps its side open: one that closes it is gone,
-        // and what would be sent to it crosses no link.
+        // The rest of the request's body. A client that has sent everything keeps its side open. If the client closes
+        // it, it's gone, and further bytes for it cross no link.
         let mut rest = vec![0; relay::PIECE];
         while let Ok(length @ 1..) = from_client.read(&mut rest).await {
             if to_server.write_all(&rest[..length]).await.is_err() {
@@ -90,7 +90,7 @@ pub(super) async fn forward(mut client: TcpStream, shared: &Shared) -> Result<()
     }
 }
 
-/// Connects a client that asks for that.
+/// Connects a client with `CONNECT`.
 pub(super) async fn connect(mut client: TcpStream, shared: &Shared) -> Result<()> {
     let Some((head, _)) = read_head(&mut client).await? else { return Ok(()) };
     let mut record = parse(&head)?;
@@ -100,13 +100,13 @@ pub(super) async fn connect(mut client: TcpStream, shared: &Shared) -> Result<()
     if !may {
         return Answer::of(405).send(&mut client, shared).await;
     }
-    // The client sends nothing before it has the answer.
+    // The client sends nothing before the answer.
     let server = TcpStream::connect(shared.target).await?;
     client.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n").await?;
     relay::both_ways(client, server, shared).await
 }
 
-/// Reads a head with its blank line, and returns what came after it as well. None if the connection was closed before
+/// Reads a head with its blank line, and returns the bytes after it as well. `None` if the connection was closed before
 /// the first byte.
 async fn read_head(stream: &mut (impl AsyncReadExt + Unpin)) -> Result<Option<(String, Vec<u8>)>> {
     const END: &[u8] = b"\r\n\r\n";
@@ -154,12 +154,12 @@ fn with_connection_close(head: &str) -> String {
     format!("{}\r\nConnection: close\r\n\r\n", head.trim_end())
 }
 
-/// Whether a path is that of a tag which stands in for the referrers API. That of a signature by cosign 2 has an ending.
+/// Whether a path is that of a fallback tag for the referrers API. Tags of cosign 2 signatures have a suffix.
 fn stands_in(path: &str) -> bool {
     path.split_once(STANDING_IN).is_some_and(|(_, hex)| !hex.contains('.'))
 }
 
-/// Removes each header with this beginning, in lower case.
+/// Removes each header with this prefix, in lower case.
 fn without_header(head: &str, beginning: &str) -> String {
     let mut lines = head.trim_end().split("\r\n");
     let first = lines.next().unwrap_or_default();
@@ -168,7 +168,7 @@ fn without_header(head: &str, beginning: &str) -> String {
     headers.join("\r\n")
 }
 
-/// What the proxy answers by itself.
+/// An answer of the proxy itself.
 struct Answer {
     status: u16,
     location: Option<String>,
@@ -198,7 +198,7 @@ impl Answer {
 }
 
 impl Shared {
-    /// What the proxy answers instead of the server, if it does.
+    /// The proxy's own answer, if it has one.
     fn answer_to(&self, head: &str, path: &str) -> Option<Answer> {
         if self.is_portal.load(Ordering::SeqCst) {
             return Some(Answer { media_type: "text/html; charset=utf-8", body: PORTAL, ..Answer::of(200) });
@@ -224,7 +224,7 @@ impl Shared {
         (!is_valid).then(|| Answer::of(403))
     }
 
-    /// Whether what the request shows has expired. Remembers it otherwise.
+    /// Whether the request's credential has expired. Remembers it otherwise.
     fn has_expired(&self, head: &str) -> bool {
         let Some(shown) = header(head, "authorization") else { return false };
         let Authorizations { seen, expired } = &mut *lock(&self.authorizations);
@@ -235,7 +235,7 @@ impl Shared {
         has_expired
     }
 
-    /// Takes the status to answer with, if the next request for this path is to fail.
+    /// Takes the status to answer with, if the next request for this path should fail.
     fn take_fault(&self, path: &str) -> Option<u16> {
         let mut faults = lock(&self.faults);
         faults.retain(|fault| fault.times > 0);
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn both_sides_are_told_to_close() {
+    fn both_sides_must_close() {
         let head = with_connection_close(REQUEST);
         assert!(head.ends_with("Authorization: Basic x\r\nConnection: close\r\n\r\n"), "{head}");
         assert_eq!(head.to_lowercase().matches("connection:").count(), 1);

@@ -1,4 +1,4 @@
-//! Forwarding of bytes, as fast as the simulated link permits.
+//! Forwards bytes, as fast as the simulated link permits.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 
 use super::{Shared, lock};
 
-/// Largest piece that is read at once, in bytes.
+/// Largest piece that we read at a time, in bytes.
 pub(super) const PIECE: usize = 16 * 1024;
 /// Pieces a second on a throttled link, so that it is slow and not jerky.
 const PIECES_PER_SECOND: u64 = 20;
@@ -100,7 +100,7 @@ impl Shared {
         tokio::time::sleep_until(until).await;
     }
 
-    /// Takes the next bytes from the budget before a planned cut, and returns how many of them may go.
+    /// Takes the next bytes from the budget before a planned cut, and returns their number.
     fn take_before_cut(&self, bytes: usize) -> usize {
         let mut cut_after = lock(&self.cut_after);
         match *cut_after {

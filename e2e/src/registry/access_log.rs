@@ -1,7 +1,7 @@
 //! The requests to a registry, from its JSON log.
 //!
-//! The registry writes one line when a request is done, with status and bytes of the body; for a request that it does
-//! not authorise it writes the reason instead. Range headers are not logged, but their responses have status 206. A
+//! The registry writes one line at the end of a request, with status and bytes of the body; for an unauthorised request
+//! it writes the reason instead. Range headers aren't logged, but their responses have status 206. A
 //! [`crate::proxy::Proxy`] in front of the registry records more.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -11,7 +11,7 @@ use serde_json::Value;
 /// A request to a registry.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
-    /// User that was authenticated; empty if none was, or if the registry has no users.
+    /// Authenticated user; empty if there was none, or if the registry has no users.
     pub user: String,
     /// Method, such as `GET`.
     pub method: String,
@@ -59,7 +59,7 @@ impl Requests {
         self.filter(|request| request.path.starts_with(&start))
     }
 
-    /// Users that were authenticated.
+    /// Authenticated users.
     pub fn users(&self) -> BTreeSet<&str> {
         self.0.iter().map(|request| request.user.as_str()).filter(|user| !user.is_empty()).collect()
     }
@@ -96,7 +96,7 @@ pub(super) fn parse(log: &str) -> Requests {
             None if text("msg").starts_with("error authorizing") => 401,
             None => continue,
         };
-        // The registry logs a request that was broken off twice.
+        // The registry logs an interrupted request twice.
         if id.is_empty() || !answered.insert(id.clone()) {
             continue;
         }

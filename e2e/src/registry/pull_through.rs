@@ -1,4 +1,4 @@
-//! A docker-registry that fetches what it is asked for from another one, and keeps it: a pull-through cache.
+//! A docker-registry as a pull-through cache: it fetches requested content from another one, and keeps it.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -21,7 +21,7 @@ pub struct PullThrough {
 }
 
 impl PullThrough {
-    /// Starts a cache in a box. `upstream` is where the box reaches the registry.
+    /// Starts a cache in a box. `upstream` is the registry's address for the box.
     pub async fn start(outlet: &Outlet, upstream: SocketAddr) -> Result<Self> {
         let place = Place::here()?;
         let dir = place.new_dir("cache")?;

@@ -1,4 +1,4 @@
-//! Writing an image into the storage of a docker-registry, in its layout:
+//! Writes an image into the storage of a docker-registry, in its layout:
 //! <https://github.com/distribution/distribution/blob/v2.8.2/registry/storage/paths.go>.
 
 use std::path::Path;
@@ -38,7 +38,7 @@ fn link(dir: &Path, digest: &str) -> Result<()> {
     Ok(std::fs::write(dir.join("link"), digest)?)
 }
 
-/// Makes a tag of a repository point to what another one points to.
+/// Points a tag of a repository to the image of another tag.
 pub(super) fn retag(storage: &Path, repository: &str, from: &str, to: &str) -> Result<()> {
     let tags = storage.join("docker/registry/v2/repositories").join(repository).join("_manifests/tags");
     let digest = std::fs::read_to_string(tags.join(from).join("current/link"));

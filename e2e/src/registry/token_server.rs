@@ -1,8 +1,7 @@
-//! A token server, as registries with OAuth2 have one:
-//! <https://distribution.github.io/distribution/spec/auth/oauth/>.
+//! A token server for registries with OAuth2: <https://distribution.github.io/distribution/spec/auth/oauth/>.
 //!
-//! It knows one user and accepts only the refresh token of that user, which a Docker config calls `identitytoken`, or a
-//! password if it is told one. It refuses anonymous requests.
+//! It has one user and accepts only that user's refresh token, which a Docker config calls `identitytoken`, and a
+//! password if one is given. It rejects anonymous requests.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -107,7 +106,7 @@ impl TokenServer {
         Ok(Self { signer, addr, certificate: file, grants, serving, _place: place })
     }
 
-    /// A token for pulling from a repository such as `team/app`, as somebody has got it who hands it on.
+    /// A token for pulling from a repository such as `team/app`, obtained for another client.
     pub fn token(&self, repository: &str) -> Result<String> {
         self.signer.token(&format!("repository:{repository}:pull")).context("cannot sign a token")
     }

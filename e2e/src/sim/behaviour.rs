@@ -17,14 +17,13 @@ pub struct Behaviour {
     pub image_bytes: u64,
     /// Average time that an edge's connection lasts before it is lost; then the edge dials again.
     pub disconnect_every: Option<Duration>,
-    /// Average time between the first connection after a restart and the next restart of an edge. It pulls again what
-    /// was under way, and keeps its images and its ledger.
+    /// Average time between the first connection after a restart and the next restart of an edge. It repeats its
+    /// running pull, and keeps its images and its ledger.
     pub restart_every: Option<Duration>,
-    /// Most losses and restarts of one edge; None for no bound. With a bound a job ends also on a machine that is too
-    /// slow to do anything but connect edges again.
+    /// Most losses and restarts of one edge; `None` for no bound. With a bound, a job also ends on a machine that's too
+    /// slow for anything but reconnecting edges.
     pub most_faults: Option<u32>,
-    /// Longest wait between two dials. By default that of real edges: up to a minute after some sessions that did not
-    /// last.
+    /// Longest wait between two dials. The default is that of real edges: up to a minute after some short sessions.
     pub redial_within: Option<Duration>,
     /// Seed of the random numbers. The same seed gives each edge the same durations, failures and faults.
     pub seed: u64,
@@ -51,7 +50,7 @@ impl Default for PullTime {
 impl PullTime {
     /// Draws the next duration.
     pub(super) fn draw(self, chance: &mut Chance) -> Duration {
-        /// 95 % of a normal distribution are below the median plus so many deviations.
+        /// 95 % of a normal distribution are below the median plus this many deviations.
         const NINETEEN_OF_TWENTY: f64 = 1.645;
         match self {
             Self::Fixed(duration) => duration,
@@ -131,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn drawn_pull_times_follow_their_distribution() {
+    fn pull_times_follow_their_distribution() {
         const DRAWS: usize = 10_000;
         let draw = |pull: PullTime| {
             let mut chance = Chance::new(3, 0);

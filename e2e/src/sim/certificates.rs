@@ -1,4 +1,4 @@
-//! Certificates for simulated edges, signed with the cloud's own CA: to join ten thousand times would measure the
+//! Certificates for simulated edges, signed with the cloud's own CA: joining ten thousand times would measure the
 //! joining.
 
 use std::num::NonZeroUsize;
@@ -41,7 +41,7 @@ impl Authority {
         Ok(Self { certificate, issuer })
     }
 
-    /// Creates an identity for each node, in their order, and passes the number of those created so far to `progress`.
+    /// Creates an identity for each node, in their order, and passes the number of identities so far to `progress`.
     /// They share one key: generating a key takes as long as signing a certificate, and proves nothing here.
     pub(super) fn identities(
         &self,
@@ -90,7 +90,7 @@ impl Authority {
         self.sign(CertificateParams::default(), node, key)
     }
 
-    /// Replaces the certificate of a node that has joined by one for the same key that expired so long ago.
+    /// Replaces the certificate of a joined node by one for the same key that expired this long ago.
     pub fn expire(&self, state: &Path, node: &str, ago: Duration) -> Result<()> {
         let key = KeyPair::from_pem(&std::fs::read_to_string(state.join("pki/client.key"))?)?;
         let end = (SystemTime::now() - ago).duration_since(UNIX_EPOCH)?;
@@ -108,7 +108,7 @@ impl Authority {
         Ok(params.signed_by(key, &self.issuer)?.pem())
     }
 
-    /// Writes a state directory as joining would, with a key of its own.
+    /// Writes a state directory like `join`, with its own key.
     pub(crate) fn join(&self, state: &Path, node: &str) -> Result<()> {
         let key = KeyPair::generate()?;
         self.state(state, &key)?;
@@ -121,7 +121,7 @@ impl Authority {
         &self.certificate
     }
 
-    /// Creates the identity that `join` would have left.
+    /// Creates the identity that `join` would create.
     fn identity(&self, state: &Path, node: &str, key: &KeyPair) -> Result<Identity> {
         std::fs::write(state.join("pki/client.crt"), self.certificate(node, key)?)?;
         Identity::load(state).with_context(|| format!("no identity for {node}"))

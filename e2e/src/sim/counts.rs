@@ -16,7 +16,7 @@ pub(super) struct Counts {
     pub(super) present: watch::Sender<(u64, usize)>,
     pub(super) pulls: AtomicU64,
     pub(super) whole: AtomicU64,
-    /// Complete images that their task began again, by job.
+    /// Complete images that their task pulled again, by job.
     twice: Mutex<BTreeMap<JobUid, u64>>,
     pub(super) tasks: AtomicUsize,
     pub(super) running: AtomicUsize,
@@ -56,7 +56,7 @@ pub struct Tally {
     pub pulls: u64,
     /// Pulls that completed.
     pub whole: u64,
-    /// Complete images that their task pulled again, which must be 0.
+    /// Complete images that their task pulled again. Must be 0.
     pub pulled_twice: u64,
     /// Edges that are at work now.
     pub running: u64,
@@ -95,12 +95,12 @@ impl Counts {
         }
     }
 
-    /// Counts an image of this job that was complete and is begun again.
+    /// Counts a complete image of this job that's pulled again.
     pub(super) fn pull_twice(&self, job: &JobUid) {
         *self.twice.lock().unwrap_or_else(PoisonError::into_inner).entry(job.clone()).or_default() += 1;
     }
 
-    /// Images of such jobs that were complete and begun again.
+    /// Complete images of these jobs that were pulled again.
     pub(super) fn pulled_twice(&self, counts: impl Fn(&JobUid) -> bool) -> u64 {
         let twice = self.twice.lock().unwrap_or_else(PoisonError::into_inner);
         twice.iter().filter(|(job, _)| counts(job)).map(|(_, images)| images).sum()
@@ -135,7 +135,7 @@ impl Counts {
         self.received.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// When the first and the last task arrived since [`Self::reset_task_times`].
+    /// Arrival of the first and the last task since [`Self::reset_task_times`].
     pub(super) fn times(&self) -> Option<(Instant, Instant)> {
         let first = self.first_task.load(Ordering::SeqCst);
         let at = |nanos| self.born + Duration::from_nanos(nanos);

@@ -1,4 +1,4 @@
-//! One simulated edge, which carries out what the real agent decides, without a disk and without a runtime.
+//! One simulated edge: it carries out the real agent's decisions, without a disk and without a runtime.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroU32;
@@ -66,7 +66,7 @@ struct Faults {
     count: u32,
     disconnect: Option<Instant>,
     restart: Option<Instant>,
-    /// When to dial again after a cut or a restart.
+    /// Time to dial again after a cut or a restart.
     redial: Option<Instant>,
 }
 
@@ -130,7 +130,7 @@ impl Edge {
         }
     }
 
-    /// Does what is due at this time.
+    /// Handles everything that's due at this time.
     fn handle_time(&mut self, now: Instant, events: &mut VecDeque<AgentEvent>) {
         let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
         if is_due(self.faults.restart) {
@@ -156,8 +156,8 @@ impl Edge {
         self.machine.advance(now, events);
     }
 
-    /// Plans the next faults of an edge that has just connected. Counted from another time, such as the last fault, they
-    /// would come faster than a slow machine connects edges, and then nothing ever gets through.
+    /// Plans the next faults of an edge that has just connected. If we counted from another time, such as the last
+    /// fault, they would come faster than a slow machine connects edges, and nothing would ever get through.
     fn plan_faults(&mut self, now: Instant) {
         let Behaviour { disconnect_every, restart_every, most_faults, .. } = *self.shared.behaviour;
         if most_faults.is_some_and(|most| self.faults.count >= most) {
@@ -185,8 +185,7 @@ impl Edge {
         self.tunnel = Some(Tunnel { link, events: tunnel, task });
     }
 
-    /// Without a word to either side: the session's task is dropped, and its socket with it. What was on its way
-    /// is lost.
+    /// Cuts without a message to either side: drops the session's task and its socket. Messages in transit are lost.
     fn cut(&mut self, now: Instant, events: &mut VecDeque<AgentEvent>) {
         if let Some(tunnel) = self.tunnel.take() {
             tunnel.task.abort();
@@ -248,7 +247,7 @@ impl Edge {
         }
     }
 
-    /// Lets the agent handle the events, and all that follow from them at once.
+    /// Lets the agent handle the events, and all that follow from them immediately.
     async fn handle(&mut self, mut events: VecDeque<AgentEvent>) {
         while let Some(event) = events.pop_front() {
             let now = Now { monotonic: Instant::now(), wall: SystemTime::now(), boot: None };
@@ -274,7 +273,7 @@ impl Edge {
         self.tasks = tasks;
     }
 
-    /// Sends a message as a real edge does: progress only if the queue has room, everything else in any case.
+    /// Sends a message like a real edge: progress only if the queue has room, all other messages always.
     async fn send(&mut self, message: EdgeMessage) {
         self.shared.counts.sent_messages.fetch_add(1, Ordering::Relaxed);
         let Some(Tunnel { link, .. }) = &self.tunnel else { return };

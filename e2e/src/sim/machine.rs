@@ -1,5 +1,5 @@
-//! Simulated executor and container runtime of an edge, whose pulls only take time. Pure: time is an argument, and
-//! the results are events for the agent.
+//! Simulated executor and container runtime of an edge. Pulls only take time. Pure: time is an argument, and the
+//! results are events for the agent.
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -26,8 +26,8 @@ const DIGEST: &str = "sha256:000000000000000000000000000000000000000000000000000
 const FAILED: &str = "simulated: the registry is away";
 /// Interval of progress, as on real edges.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
-/// Time after which a tag of a NodeImage that is pulled once more was asked for anew: the jobs that had asked for it have
-/// gone, and its next task has the same id if another job asks for just the same.
+/// Time after which another pull of a NodeImage's tag counts as a new request: the earlier jobs have gone, and the next
+/// task has the same id if another job requests exactly the same.
 const ASKED_ANEW: Duration = Duration::from_secs(60);
 
 /// A simulated executor with its container runtime.
@@ -37,9 +37,9 @@ pub(super) struct Machine {
     /// Whether every image fails.
     fails: bool,
     counts: Arc<Counts>,
-    /// Hashes of the references in the store, which survives restarts as that of a container runtime does.
+    /// Hashes of the references in the store, which survives restarts like that of a container runtime.
     images: HashSet<u64>,
-    /// When images completed, by task and index.
+    /// Completion times of images, by task and index.
     whole: HashMap<(TaskId, usize), Instant>,
     /// Tasks. The first one is being worked on.
     runs: VecDeque<Run>,
@@ -66,7 +66,7 @@ impl Machine {
         Self { behaviour, chance, fails, counts, images, whole, runs }
     }
 
-    /// When [`Self::advance`] must be called next.
+    /// Time of the next call of [`Self::advance`].
     pub(super) fn next_due(&self) -> Option<Instant> {
         let progress = self.behaviour.image_bytes > 0;
         let of_first = self.runs.front().and_then(|run| {
@@ -106,7 +106,7 @@ impl Machine {
         }
     }
 
-    /// Simulates a power cut: forgets what was under way and keeps what would be on disk.
+    /// Simulates a power cut: forgets running pulls and keeps everything that would be on disk.
     pub(super) fn restart(&mut self) {
         if !self.runs.is_empty() {
             self.counts.end_work();
@@ -114,7 +114,7 @@ impl Machine {
         self.runs.clear();
     }
 
-    /// Does what is due by now.
+    /// Handles everything that's due by now.
     pub(super) fn advance(&mut self, now: Instant, events: &mut VecDeque<AgentEvent>) {
         while let Some(late) = self.runs.iter().position(|run| run.work.terms.deadline <= now) {
             self.end_task(late, Some((TaskOutcome::DeadlineExceeded, "the deadline passed")), events);
@@ -155,7 +155,7 @@ impl Machine {
         self.counts.pulls.fetch_add(1, Ordering::SeqCst);
         let fails = self.fails || self.chance.happens(self.behaviour.fail_rate);
         let ends = now + self.behaviour.pull.draw(&mut self.chance);
-        // Spread over the second, so that not all edges report at the same moment.
+        // Spread over the second, so that the edges don't all report at the same moment.
         let next_progress = now + self.chance.between(Duration::ZERO, PROGRESS_EVERY);
         run.pull = Some(Pull { index, began: now, ends, next_progress, fails });
     }
@@ -180,7 +180,7 @@ impl Machine {
         events.push_back(AgentEvent::ImageEnded { task: run.work.task.id.clone(), index, result });
     }
 
-    /// Ends a task, with the outcome of its images unless it is ended early.
+    /// Ends a task, with the outcome of its images unless it's ended early.
     fn end_task(
         &mut self,
         place: usize,
@@ -229,7 +229,7 @@ fn result(outcome: ImageOutcome, attempts: u32) -> ImageResult {
     }
 }
 
-/// Whether a task is for a tag of a NodeImage: its job id contains a dot, which no UID does.
+/// Whether a task is for a tag of a NodeImage: its job id contains a dot, and no UID does.
 fn is_of_node_image(task: &TaskId) -> bool {
     task.job.0.contains('.')
 }

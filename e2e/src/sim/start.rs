@@ -39,7 +39,7 @@ pub enum Step {
     Sessions,
 }
 
-/// A function that is called with each step and the number of edges that it is done for.
+/// A function that's called with each step and the number of completed edges.
 type Watcher = Arc<dyn Fn(Step, usize) + Send + Sync>;
 
 /// A fleet that has not been started; `.await` starts it.
@@ -79,7 +79,7 @@ impl<'a> Start<'a> {
         self
     }
 
-    /// Sets a function that is called with each step and the number of edges that it is done for.
+    /// Sets a function that's called with each step and the number of completed edges.
     #[must_use]
     pub fn watched_by(mut self, watcher: impl Fn(Step, usize) + Send + Sync + 'static) -> Self {
         self.watcher = Arc::new(watcher);
@@ -130,7 +130,7 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Lets all edges dial at once. Returns when each of them has been connected.
+    /// Lets all edges dial at the same time. Returns when each of them has connected once.
     pub async fn connect(self) -> Result<Fleet> {
         let Self { names, identities, url, behaviour, failing, watcher } = self;
         let fleet = Fleet {

@@ -29,10 +29,10 @@ const STILL: Duration = Duration::from_secs(180);
 const JOBS_LIMIT: Duration = Duration::from_secs(1800);
 /// Limit for everything else, which should take seconds.
 const LIMIT: Duration = Duration::from_secs(90);
-/// Largest memory of programs that are built for debugging, with hundreds of edges: a leak shows, a page does not.
+/// Largest memory of debug builds with hundreds of edges: large enough for noise, small enough to reveal a leak.
 const MOST_MEMORY: [(&str, u64); 2] = [("cloudcore-prepull", 300 << 20), ("agent", 100 << 20)];
 
-/// Waits until everything has ended, and notes what is not as it should be.
+/// Waits until everything has ended, and records deviations.
 pub(super) async fn settle(
     scene: &mut Scene,
     weather: &Weather,
@@ -70,7 +70,7 @@ pub(super) async fn settle(
             .broken(&format!("simulated edges pulled again what was whole, or are still at work: {tally:?}"));
     }
     for node in &trouble.nodes {
-        // And the one that an edit of a job asks for, where it comes before the start.
+        // One more than the images: an edit before the start may add the lease of another image.
         if let Err(error) = leaves_nothing_behind(node, images.references.len() + 1).await {
             diary.broken(&format!("{}: {error:#}", node.name()));
         }
@@ -125,7 +125,7 @@ async fn all_nodes_are_back(cluster: &Cluster, simulated: &[String]) -> Result<(
     Ok(())
 }
 
-/// Resumes what is suspended, and undoes the edits that no job can run with.
+/// Resumes suspended jobs, and undoes edits that make a job invalid.
 async fn resume_jobs(cluster: &Cluster) -> Result<()> {
     for job in existing(&Api::<ImagePrePullJob>::all(cluster.client())).await? {
         let template = &job.spec.image_pre_pull_template;
@@ -145,7 +145,7 @@ async fn resume_jobs(cluster: &Cluster) -> Result<()> {
         {
             spec["rollout"] = json!(null);
         }
-        // One may have been deleted meanwhile, by its own time to live.
+        // One may have been deleted by its own time to live.
         let _ = cluster.existing_job(&job.name_any()).patch_spec(spec).await;
     }
     Ok(())
@@ -175,7 +175,7 @@ async fn jobs_end(cluster: &Cluster) -> Result<()> {
     all_end("ImagePrePullJobs", async || {
         let running = existing(&api).await?.into_iter().filter(|job| {
             let status = job.status.clone().unwrap_or_default();
-            // Until then, a change may still wait for a run of its own.
+            // Until then, a change may still wait for its own run.
             let is_unknown = |condition: &Condition| condition.status == "Unknown";
             !matches!(status.phase, JobPhase::Completed | JobPhase::Failure)
                 || status.conditions.iter().any(is_unknown)
@@ -204,7 +204,7 @@ async fn pull_jobs_end(cluster: &Cluster) -> Result<()> {
     .await
 }
 
-/// Looks at every ImagePrePullJob that is over, at its reports, and at the images of the real nodes.
+/// Checks every finished ImagePrePullJob, its reports, and the images of the real nodes.
 async fn jobs_are_as_they_should_be(cluster: &Cluster, nodes: &[EdgeNode], diary: &Diary) -> Result<()> {
     let mut images = Vec::new();
     for node in nodes {

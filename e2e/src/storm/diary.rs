@@ -1,4 +1,4 @@
-//! What happened, line by line: on standard output and in a file beside the logs.
+//! The log of events, line by line: on standard output and in a file beside the logs.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -27,17 +27,17 @@ impl Diary {
         Ok(Self(Arc::new(Mutex::new(Pages { begun: Instant::now(), file, broken: Vec::new() }))))
     }
 
-    /// Notes what happens.
+    /// Records an event.
     #[allow(clippy::print_stdout)]
     pub(super) fn note(&self, text: &str) {
         let mut pages = self.pages();
         let line = format!("{:>8.2} s {text}", pages.begun.elapsed().as_secs_f64());
         println!("{line}");
-        // The storm goes on where the disk of the logs is full.
+        // The storm continues if the disk of the logs is full.
         let _ = writeln!(pages.file, "{line}");
     }
 
-    /// Notes a promise that was broken.
+    /// Records a broken promise.
     pub(super) fn broken(&self, text: &str) {
         self.note(&format!("BROKEN: {text}"));
         let mut pages = self.pages();

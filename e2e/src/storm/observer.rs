@@ -1,4 +1,4 @@
-//! Watches every job while it storms, and notes each promise that one of its statuses breaks.
+//! Watches every job during the storm, and records each promise that one of its statuses breaks.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -39,7 +39,7 @@ impl Observer {
         Self(watches)
     }
 
-    /// Ends the watches. One that has ended by itself has not seen everything.
+    /// Ends the watches. Reports a watch that ended by itself, because it may have missed changes.
     pub(super) async fn end(mut self, diary: &Diary) {
         while let Some(ended) = self.0.try_join_next() {
             diary.broken(&format!("a watch of the storm ended by itself: {ended:?}"));
@@ -48,7 +48,7 @@ impl Observer {
     }
 }
 
-/// Shows every version of every object, as far as the API server tells of it.
+/// Passes on every version of every object, as far as the API server reports it.
 async fn each<K>(api: Api<K>, mut look: impl FnMut(K))
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
@@ -63,12 +63,12 @@ where
     }
 }
 
-/// What was seen of an ImagePrePullJob.
+/// Observations of an ImagePrePullJob.
 #[derive(Default)]
 struct Seen {
     last: ImagePrePullJobStatus,
     generation: i64,
-    /// The most nodes that its spec has ever allowed at a time. Those that have begun go on when it is lowered.
+    /// The largest concurrency that its spec has ever allowed. Running nodes continue when it's lowered.
     most: i64,
 }
 
@@ -92,15 +92,15 @@ impl Seen {
         if parts != sum.desired {
             broken.push(format!("the summary does not add up: {sum:?}"));
         }
-        // A job with several reports may have written the start of a node and not yet the end of the one before: the
-        // next leader counts both until the edge has told it again. The model looks at what the edges say.
+        // A job with several reports may have written the start of a node and not yet the end of the previous one: the
+        // next leader counts both until the edge reports again. The model checks the edges' reports.
         let has_one_report = usize::try_from(sum.desired).is_ok_and(|nodes| nodes <= MAX_NODES_IN_REPORT);
-        // A look takes no room that the concurrency is for.
+        // A recheck takes no concurrency.
         let looks = now.recheck.as_ref().is_some_and(|recheck| recheck.completion_time.is_none());
         if has_one_report && !looks && i64::from(sum.in_progress) > self.most {
             broken.push(format!("{} nodes at a time, and {} are allowed", sum.in_progress, self.most));
         }
-        // A new run has a start and rounds of its own.
+        // A new run has its own start and rounds.
         if now.first_attempt > before.first_attempt {
             return broken;
         }
@@ -111,7 +111,7 @@ impl Seen {
             broken.push(format!("its rounds fell from {:?} to {:?}", rounds(before), rounds(now)));
         }
         let has_ended = before.completion_time.is_some();
-        // Who edits a job may start it again; without that, and without a further round, its end is its end.
+        // An edit may start a job again; without an edit and a further round, its end is final.
         if has_ended && generation == self.generation && rounds(now) == rounds(before) {
             if now.completion_time != before.completion_time {
                 broken.push(format!(
@@ -135,10 +135,10 @@ fn rounds(status: &ImagePrePullJobStatus) -> (u32, u32) {
     (status.retry, status.recheck.as_ref().map_or(0, |recheck| recheck.rounds))
 }
 
-/// What was seen of the ImagePullJobs.
+/// Observations of the ImagePullJobs.
 #[derive(Default)]
 struct PullJobs {
-    /// The most nodes that the spec of each has ever allowed at a time.
+    /// The largest parallelism that the spec of each has ever allowed.
     most: HashMap<String, i32>,
     /// The jobs of each image, by their UIDs.
     of_image: HashMap<String, BTreeSet<String>>,
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_is_over_stays_over_unless_it_is_edited() {
+    fn a_finished_job_stays_finished() {
         let seen = Seen { last: ended(), generation: 1, most: 1 };
         assert_eq!(seen.broken(&ended(), 1), Vec::<String>::new());
         let again = ImagePrePullJobStatus { phase: JobPhase::InProgress, completion_time: None, ..ended() };
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_starts_and_concurrency_are_looked_at() {
+    fn sums_starts_and_concurrency_are_checked() {
         let seen = Seen { last: ended(), generation: 1, most: 1 };
         let moved = ImagePrePullJobStatus { start_time: at(11), ..ended() };
         assert_eq!(seen.broken(&moved, 1).len(), 1);

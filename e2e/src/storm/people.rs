@@ -1,4 +1,4 @@
-//! What people do meanwhile: to jobs of both APIs, secrets, nodes and reports.
+//! Actions of people during the storm: on jobs of both APIs, secrets, nodes and reports.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -16,22 +16,22 @@ use crate::chance::Chance;
 use crate::cluster::Cluster;
 use crate::sim::Fleet;
 
-/// Mean time between two deeds.
+/// Mean time between two actions.
 const DEED_EVERY: Duration = Duration::from_millis(1500);
-/// Limit for a deed: the API server may hang.
+/// Limit for an action: the API server may hang.
 const DEED_LIMIT: Duration = Duration::from_secs(8);
-/// Jobs of a kind that people keep, at most; then they delete the oldest.
+/// Most jobs of a kind that people keep; then they delete the oldest.
 const MOST_JOBS: usize = 12;
-/// Seconds that a node may take, at least and at most.
+/// Shortest and longest timeout of a node in seconds.
 const TIMEOUT: (u64, u64) = (15, 60);
 
-/// What is planned.
+/// A planned action.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Planned {
     Deed,
-    /// A Node that was deleted, or was made NotReady, is as before.
+    /// Restore a Node that was deleted or made NotReady.
     Repair(String),
-    /// A secret is right again.
+    /// Restore a secret.
     Secret(usize),
 }
 
@@ -39,18 +39,18 @@ enum Planned {
 pub(super) struct People {
     chance: Chance,
     schedule: Schedule<Planned>,
-    /// Names of the jobs that they have made and not deleted, oldest first.
+    /// Names of their jobs, oldest first.
     jobs: Vec<String>,
     pull_jobs: Vec<String>,
     list_jobs: Vec<String>,
-    /// UIDs of the jobs whose reports they have deleted.
+    /// UIDs of the jobs with deleted reports.
     without_reports: BTreeSet<String>,
-    /// Nodes that are to be repaired.
+    /// Nodes to repair.
     broken: BTreeSet<String>,
     made: usize,
 }
 
-/// What the deeds are done to.
+/// The targets of the actions.
 struct Around<'a> {
     cluster: &'a Cluster,
     fleet: &'a Fleet,
@@ -71,12 +71,12 @@ impl People {
         }
     }
 
-    /// Number of the jobs that they tried to make.
+    /// Number of jobs that they tried to create.
     pub(super) fn made(&self) -> usize {
         self.made
     }
 
-    /// Does one thing after the other until the storm is over, and repairs what is left.
+    /// Acts until the storm is over, and repairs the rest.
     pub(super) async fn live(&mut self, cluster: &Cluster, fleet: &Fleet, images: &Images, diary: &Diary) {
         let around = Around { cluster, fleet, images };
         self.schedule.begin();
@@ -92,7 +92,7 @@ impl People {
         }
     }
 
-    /// Repairs what the people would have repaired later.
+    /// Makes all planned repairs now.
     pub(super) async fn repair_all(
         &mut self,
         cluster: &Cluster,
@@ -211,7 +211,7 @@ impl People {
         deed(&format!("{name} is made"), diary, async { job.apply().await.map(drop) }).await;
     }
 
-    /// Edits one field of a job to a good value or a bad one.
+    /// Sets one field of a job to a valid or an invalid value.
     async fn edit_job(&mut self, around: &Around<'_>, diary: &Diary) {
         if self.jobs.is_empty() {
             return self.make_job(around, diary).await;
@@ -231,7 +231,7 @@ impl People {
             9 | 10 => json!({"retry": 1 + self.below(4)}),
             11 => json!({"rollout": {"steps": ["20%", "100%"], "pauseSeconds": self.below(5)}}),
             12 => template("images", json!(["elsewhere.example/other:v1"])),
-            // A release: a job that has ended begins a new run, and one that runs does so when it has ended.
+            // Releases a job: a finished job begins a new run, and a running one does so when it has ended.
             13 | 14 => template("images", self.some_images(around).into()),
             15 => json!({"download": {"maxRate": "64Ki"}}),
             16 => json!({"download": null}),
@@ -278,8 +278,8 @@ impl People {
         }
     }
 
-    /// Whether somebody has deleted the reports of a job. If no cloudcore led at that moment, nobody knows any more which
-    /// of its nodes were done, and they are asked again.
+    /// Whether a job's reports were deleted. If no cloudcore led at that moment, the record of completed nodes is lost,
+    /// and they get their tasks again.
     pub(super) fn have_deleted_reports_of(&self, job: &JobUid) -> bool {
         self.without_reports.contains(&job.0)
     }
@@ -386,14 +386,14 @@ impl People {
         least + i32::try_from(self.below(count)).unwrap_or_default()
     }
 
-    /// Draws one of these names; an empty one where there is none.
+    /// Draws one of these names; an empty one if there are none.
     fn one_of(&mut self, names: &[String]) -> String {
         let at = self.below(names.len());
         names.get(at).cloned().unwrap_or_default()
     }
 }
 
-/// Does something that may hang or be refused in such weather, and notes it.
+/// Carries out an action that may hang or be refused, and records it.
 async fn deed(what: &str, diary: &Diary, work: impl Future<Output = Result<()>>) {
     match tokio::time::timeout(DEED_LIMIT, work).await {
         Ok(Ok(())) => diary.note(&format!("people: {what}")),
@@ -402,7 +402,7 @@ async fn deed(what: &str, diary: &Diary, work: impl Future<Output = Result<()>>)
     }
 }
 
-/// The names of all jobs that exist, whoever made them.
+/// The names of all existing jobs.
 pub(super) async fn existing<K>(api: &Api<K>) -> Result<Vec<K>>
 where
     K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned,

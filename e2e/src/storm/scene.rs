@@ -21,7 +21,7 @@ use crate::sim::{Behaviour, Fleet, PullTime};
 
 /// Real nodes.
 pub(super) const NODES: [&str; 3] = ["edge-1", "edge-2", "edge-3"];
-/// The node whose disk is filled, and its size, in which all images fit.
+/// The node with the disk that gets filled, and its size, which is enough for all images.
 const SMALL_DISK: (&str, u64) = ("edge-3", 512 << 20);
 /// Label of the nodes that selectors choose, on all real nodes and some simulated ones.
 pub(super) const ZONE: (&str, &str) = ("zone", "storm");
@@ -29,7 +29,7 @@ pub(super) const ZONE: (&str, &str) = ("zone", "storm");
 const IN_ZONE: usize = 20;
 /// Users of the registries, one each.
 const USERS: [&str; 2] = ["alice", "bob"];
-/// Images of each registry, and the size of the layer that is theirs alone.
+/// Images of each registry, and the size of the layer that each image has for itself.
 const IMAGES: [(&str, u64); 4] =
     [("shop/web:v1", 64 << 10), ("shop/api:v2", 1 << 20), ("ai/model:v3", 12 << 20), ("db/main:v4", 4 << 20)];
 
@@ -41,7 +41,7 @@ pub(super) struct Scene {
     pub(super) cluster: Cluster,
 }
 
-/// The parts that the weather strikes.
+/// The parts that faults can hit.
 pub(super) struct Struck {
     pub(super) nodes: Vec<EdgeNode>,
     /// The proxy in the tunnel of each node.
@@ -53,11 +53,11 @@ pub(super) struct Struck {
     /// The proxy before each registry.
     pub(super) ways: Vec<Proxy>,
     pub(super) registries: Vec<Registry>,
-    /// Where the agent of an earlier release is.
+    /// Directory with the agent of an earlier release.
     pub(super) before: Option<PathBuf>,
 }
 
-/// The images that jobs name, and the secrets for them.
+/// The images in jobs, and their secrets.
 pub(super) struct Images {
     pub(super) references: Vec<String>,
     /// Host, user and password of each registry.
@@ -165,12 +165,12 @@ impl Scene {
     }
 }
 
-/// Makes the Node of a real node.
+/// Creates the Node of a real node.
 async fn make_node(cluster: &Cluster, name: &str) -> Result<()> {
     cluster.node(name).edge().ready().label(ZONE.0, ZONE.1).create().await
 }
 
-/// Makes the Node of an edge anew, after it was deleted.
+/// Creates the Node of an edge again, after it was deleted.
 pub(super) async fn remake_node(cluster: &Cluster, name: &str) -> Result<()> {
     if NODES.contains(&name) {
         make_node(cluster, name).await

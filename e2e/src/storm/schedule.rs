@@ -1,4 +1,4 @@
-//! Times of what happens, which depend on the seed alone.
+//! Times of events, which depend only on the seed.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A clock that runs from one planned moment to the next. Where the machine is too slow for the plan, the rest of it
+/// A clock that runs from one planned moment to the next. On a machine that's too slow for the plan, the rest of it
 /// comes late, and in the same order.
 pub(super) struct Schedule<T> {
     begun: Instant,
     /// The planned time, since the beginning.
     now: Duration,
     end: Duration,
-    /// What is to be done, by its planned time and the order in which it was planned.
+    /// Planned events, by time and in the order of planning.
     planned: BinaryHeap<Reverse<(Duration, u64, T)>>,
     count: u64,
 }
@@ -28,13 +28,13 @@ impl<T: Ord> Schedule<T> {
         self.begun = Instant::now();
     }
 
-    /// Plans something for this long after the current moment of the plan.
+    /// Plans an event for this long after the current moment of the plan.
     pub(super) fn plan(&mut self, after: Duration, what: T) {
         self.count += 1;
         self.planned.push(Reverse((self.now + after, self.count, what)));
     }
 
-    /// Waits for the next moment of the plan; None after the end. What is planned for later stays planned.
+    /// Waits for the next moment of the plan; `None` after the end. Later events stay in the plan.
     pub(super) async fn next(&mut self) -> Option<T> {
         let Reverse((at, ..)) = self.planned.peek()?;
         if *at > self.end {
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_planned_comes_in_order_until_the_end() {
+    async fn planned_events_come_in_order() {
         let unit = Duration::from_millis(10);
         let mut schedule = Schedule::new(10 * unit);
         for (after, what) in [(3, 'c'), (1, 'a'), (1, 'b'), (11, 'd')] {

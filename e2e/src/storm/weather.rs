@@ -1,4 +1,4 @@
-//! What strikes by chance, and is healed after a while.
+//! Random faults, which are healed after a while.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,31 +13,31 @@ use crate::api_proxy::{Fault, Requests};
 use crate::chance::Chance;
 use crate::cluster::Cluster;
 
-/// Mean time between two strokes.
+/// Mean time between two faults.
 const STROKE_EVERY: Duration = Duration::from_secs(3);
 /// Time between two looks at programs that may have ended.
 const KEEP_EVERY: Duration = Duration::from_secs(2);
-/// Limit for what a stroke does itself. A runtime or a cloud that is started while the API server hangs takes longer: it
-/// is healed in the calm.
+/// Limit for the action of a fault itself. A runtime or a cloud that starts while the API server hangs takes longer:
+/// it's healed in the calm.
 const STROKE_LIMIT: Duration = Duration::from_secs(45);
 /// Bytes per second of a slow link: an image of some megabytes takes its time.
 const SLOW: u64 = 512 << 10;
-/// Size to which a full disk shrinks, and its size otherwise.
+/// Size of a full disk, and its usual size.
 const DISK: (u64, u64) = (24 << 20, 512 << 20);
 
-/// Strokes without a duration.
+/// Faults without a duration.
 const MOMENTS: usize = 5;
 
-/// What is planned.
+/// A planned event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Planned {
-    /// Programs that have ended by themselves are started again, as a kubelet and systemd do.
+    /// Restart programs that have ended by themselves, like a kubelet and systemd.
     Keep,
     Stroke,
     Heal(Trouble),
 }
 
-/// Trouble that lasts for a while. The numbers are those of clouds, nodes and registries.
+/// Faults with a duration. The numbers are those of clouds, nodes and registries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Trouble {
     CloudDead(usize),
@@ -63,7 +63,7 @@ enum Trouble {
 }
 
 impl Trouble {
-    /// Whom it hits: nobody has two troubles of a kind that exclude each other.
+    /// The target of the fault. A target has only one fault of a group that exclude each other.
     fn victim(self) -> (&'static str, usize) {
         match self {
             Self::CloudDead(n) | Self::CloudFrozen(n) => ("cloud", n),
@@ -82,14 +82,14 @@ impl Trouble {
         }
     }
 
-    /// Shortest and longest time that it lasts, in seconds.
+    /// Shortest and longest duration, in seconds.
     fn lasts(self) -> (u64, u64) {
         match self {
             Self::CloudDead(_) => (0, 6),
             Self::AgentDead(_) => (0, 10),
             Self::EtcdDead => (1, 8),
             Self::ApiFrozen | Self::RuntimeFrozen(_) | Self::AgentFrozen(_) => (1, 12),
-            // Longer than a Lease, at times.
+            // Sometimes longer than a Lease.
             Self::CloudFrozen(_) => (1, 25),
             // After a boot the runtime comes late.
             Self::RuntimeDead(_) | Self::MachineOff(_) => (1, 15),
@@ -105,7 +105,7 @@ impl Trouble {
 pub(super) struct Weather {
     chance: Chance,
     schedule: Schedule<Planned>,
-    /// Who has trouble now.
+    /// Current faults.
     struck: BTreeSet<(&'static str, usize)>,
     strokes: usize,
 }
@@ -120,12 +120,12 @@ impl Weather {
         }
     }
 
-    /// How often it struck.
+    /// Number of faults so far.
     pub(super) fn strokes(&self) -> usize {
         self.strokes
     }
 
-    /// Strikes and heals until the storm is over, and heals what is left.
+    /// Causes and heals faults until the storm is over, and heals the rest.
     pub(super) async fn blow(&mut self, parts: &mut Struck, cluster: &Cluster, diary: &Diary) {
         self.schedule.begin();
         self.schedule.plan(STROKE_EVERY, Planned::Stroke);
@@ -191,13 +191,13 @@ impl Weather {
             Trouble::ClockOff(node),
             Trouble::AgentOld(node),
         ];
-        // The moments without a duration, after those that last.
+        // The faults without a duration, after those with one.
         match self.chance.below(lasting.len() + MOMENTS) {
             number if number < lasting.len() => {
                 let trouble = lasting[number];
                 let (least, most) = trouble.lasts();
                 let lasts = self.chance.between(Duration::from_secs(least), Duration::from_secs(most));
-                // Drawn before the look at who is struck, so that the draws do not depend on it.
+                // Drawn before looking at the current faults, so that the draws don't depend on them.
                 let draws = [self.chance.part(), self.chance.part()];
                 let is_possible = parts.before.is_some() || !matches!(trouble, Trouble::AgentOld(_));
                 if !is_possible || !self.struck.insert(trouble.victim()) {
@@ -218,7 +218,7 @@ impl Weather {
     }
 }
 
-/// Does something that may hang or fail in such weather, and notes it.
+/// Carries out an action that may hang or fail, and records it.
 async fn act(what: &str, diary: &Diary, work: impl Future<Output = Result<()>>) {
     diary.note(what);
     match tokio::time::timeout(STROKE_LIMIT, work).await {
@@ -228,7 +228,7 @@ async fn act(what: &str, diary: &Diary, work: impl Future<Output = Result<()>>) 
     }
 }
 
-/// Keeps programs running for ever.
+/// Restarts ended programs, in an endless loop.
 pub(super) async fn keep_running(parts: &mut Struck, diary: &Diary) {
     loop {
         revive(parts, diary).await;
@@ -236,7 +236,7 @@ pub(super) async fn keep_running(parts: &mut Struck, diary: &Diary) {
     }
 }
 
-/// Starts what does not run, where nothing is meant to be stopped.
+/// Starts programs that aren't running, unless a fault stopped them.
 pub(super) async fn revive(parts: &mut Struck, diary: &Diary) {
     for (number, cloud) in parts.clouds.iter_mut().enumerate() {
         if cloud.process().is_err() {
@@ -246,7 +246,7 @@ pub(super) async fn revive(parts: &mut Struck, diary: &Diary) {
     keep(parts, diary).await;
 }
 
-/// Starts what has ended by itself.
+/// Restarts programs that have ended by themselves.
 async fn keep(parts: &mut Struck, diary: &Diary) {
     for (number, cloud) in parts.clouds.iter_mut().enumerate() {
         if cloud.has_ended() {
@@ -288,7 +288,7 @@ fn moment(number: usize, node: usize, registry: usize, parts: &Struck) -> (Strin
 
 async fn begin(trouble: Trouble, parts: &mut Struck, cluster: &Cluster, draws: [f64; 2]) -> Result<()> {
     match trouble {
-        // Every other one is told to end, as by a rollout.
+        // Every second one gets SIGTERM, as in a rollout.
         Trouble::CloudDead(n) if draws[0] < 0.5 => parts.clouds[n].terminate().await,
         Trouble::CloudDead(n) => parts.clouds[n].kill9(),
         Trouble::CloudFrozen(n) => parts.clouds[n].pause(),
@@ -344,7 +344,7 @@ async fn begin(trouble: Trouble, parts: &mut Struck, cluster: &Cluster, draws: [
         // The last node has the small disk.
         Trouble::DiskFull => parts.nodes[parts.nodes.len() - 1].containerd().resize_disk(DISK.0).await,
         Trouble::ClockOff(n) => {
-            // Behind by less than certificates are dated back, or ahead by hours.
+            // Behind by less than the backdating of certificates, or ahead by hours.
             #[allow(clippy::cast_possible_truncation)]
             let seconds =
                 if draws[0] < 0.5 { -(draws[1] * 200.0) as i64 } else { (draws[1] * 10_000.0) as i64 };
@@ -395,7 +395,7 @@ async fn heal(trouble: Trouble, parts: &mut Struck, cluster: &Cluster) -> Result
         Trouble::AgentDead(n) => parts.nodes[n].restart_agent(),
         Trouble::AgentFrozen(n) => parts.nodes[n].cont_agent(),
         Trouble::MachineOff(n) => {
-            // The agent first, as at a boot at which the runtime takes its time.
+            // The agent first, as at a boot with a slow runtime.
             parts.nodes[n].restart_agent()?;
             parts.nodes[n].restart_containerd().await
         }

@@ -1,4 +1,4 @@
-//! As much of FUSE's protocol as one file in one directory takes, by include/uapi/linux/fuse.h.
+//! The part of FUSE's protocol that one file in one directory needs, by include/uapi/linux/fuse.h.
 
 /// Name of the file.
 pub(super) const NAME: &str = "disk";
@@ -8,9 +8,9 @@ pub(super) const MAX_WRITE: usize = 1 << 20;
 /// Node of the directory; the file is the next one.
 const DIRECTORY: u64 = 1;
 const FILE: u64 = 2;
-/// Length of what comes before the arguments of a request.
+/// Length of the header of a request.
 const HEADER: usize = 40;
-/// Length of what comes before the data of a write.
+/// Length of the arguments before the data of a write.
 const WRITE_ARGUMENTS: usize = 40;
 
 // Errors, as the kernel numbers them.
@@ -18,17 +18,17 @@ const NO_ENTRY: i32 = -2;
 const INPUT_OUTPUT: i32 = -5;
 const NOT_IMPLEMENTED: i32 = -38;
 
-/// What the kernel wants.
+/// A request of the kernel.
 pub(super) enum Request<'a> {
     /// Bytes of the file.
     Read { offset: u64, length: usize },
     /// Write to the file.
     Write { offset: u64, data: &'a [u8] },
-    /// Bring to the disk what was written.
+    /// Flush the written data to disk.
     Flush,
-    /// Nothing: it forgets a node, and waits for no answer.
+    /// No answer needed: it forgets a node.
     Forget,
-    /// Something that only the size of the file decides.
+    /// A request that's answered by the size of the file.
     Other(Box<dyn Fn(u64) -> Answer>),
 }
 
@@ -46,7 +46,7 @@ impl Answer {
         Self::Data(u64::try_from(length).unwrap_or(u64::MAX).to_ne_bytes().to_vec())
     }
 
-    /// The bytes for the kernel, in answer to the request with this number.
+    /// The bytes for the kernel, as an answer to the request with this number.
     pub(super) fn encode(self, answer_to: u64) -> Vec<u8> {
         let (error, data) = match self {
             Self::Data(data) => (0, data),
@@ -99,7 +99,7 @@ fn half(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-/// The version that this is, and that writes may be as large as [`MAX_WRITE`].
+/// Our version, and support for writes up to [`MAX_WRITE`].
 fn init() -> Answer {
     const BIG_WRITES: u32 = 1 << 5;
     const MAX_PAGES: u32 = 1 << 22;

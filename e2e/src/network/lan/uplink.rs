@@ -1,4 +1,4 @@
-//! The uplink of a site: its rate, its losses, and what it has carried.
+//! The uplink of a site: its rate, its losses, and its traffic.
 
 use std::time::Duration;
 
@@ -12,21 +12,21 @@ use super::{DEVICE, Space};
 pub struct Uplink {
     /// Bits a second.
     pub rate: u64,
-    /// Time from one end to the other, besides that in the queue.
+    /// Time from one end to the other, in addition to that in the queue.
     pub delay: Duration,
     /// Part of the packets that is lost, from 0 to 1.
     pub loss: f64,
 }
 
 impl Uplink {
-    /// An uplink of so many bits a second that loses nothing.
+    /// An uplink with this rate in bits a second and without losses.
     pub fn of(rate: u64) -> Self {
         Self { rate, delay: Duration::ZERO, loss: 0.0 }
     }
 }
 
-/// Smallest burst of the token bucket in bytes: what a network card hands over at once. Less, and the bucket would split
-/// every packet that the kernel has put together.
+/// Smallest burst of the token bucket in bytes: the size that a network card hands over at a time. A smaller bucket
+/// would split every packet that the kernel has coalesced.
 const LEAST_BURST: u64 = 16 * 1024;
 /// Smallest queue before the bucket in bytes.
 const LEAST_QUEUE: u64 = 64 * 1024;
@@ -34,7 +34,7 @@ const LEAST_QUEUE: u64 = 64 * 1024;
 /// Gives the uplink its rate and its losses, at both of its ends.
 pub(super) async fn shape(uplink: &Uplink, outside: &Space, router: &Space) -> Result<()> {
     let bytes = uplink.rate / 8;
-    // 10 ms of the rate, and a tenth of a second in the queue, as cheap routers have it.
+    // 10 ms of the rate, and a queue of a tenth of a second, as in cheap routers.
     let (burst, queue) = ((bytes / 100).max(LEAST_BURST), (bytes / 10).max(LEAST_QUEUE));
     let (rate, burst, queue) = (format!("{}bit", uplink.rate), burst.to_string(), queue.to_string());
     for space in [outside, router] {
@@ -50,8 +50,7 @@ pub(super) async fn shape(uplink: &Uplink, outside: &Space, router: &Space) -> R
     Ok(())
 }
 
-/// Bytes that an end of the uplink has sent. What the kernel sends at once as one large packet counts as the packets
-/// that it is split into.
+/// Bytes sent by an end of the uplink. A large packet of the kernel counts as the packets that it's split into.
 pub(super) async fn carried(end: &Space) -> Result<u64> {
     let listed: Value = serde_json::from_str(&end.tc(&["-s", "-j", "qdisc", "show", "dev", DEVICE]).await?)?;
     listed[0]["bytes"].as_u64().with_context(|| format!("tc has counted no bytes: {listed}"))

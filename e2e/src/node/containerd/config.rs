@@ -8,8 +8,8 @@ use anyhow::{Context, Result};
 
 use crate::parts;
 
-/// Plugins that the tests do not need, or that lack what they depend on. Without them containerd starts faster. NRI has
-/// one socket for the whole machine, which two containerds of 2.x would fight for.
+/// Plugins that the tests don't need, or that lack a dependency. Without them containerd starts faster. NRI has one
+/// socket for the whole machine, which two containerds of 2.x would compete for.
 const DISABLED_PLUGINS: [&str; 9] = [
     "io.containerd.internal.v1.opt",
     "io.containerd.internal.v1.tracing",
@@ -24,12 +24,12 @@ const DISABLED_PLUGINS: [&str; 9] = [
 
 /// Number of the release before the first dot: 1 or 2.
 fn major(version: &str) -> Option<u32> {
-    // `containerd github.com/containerd/containerd/v2 2.1.9 f0e1c2b`, where a `v` may stand before the number.
+    // `containerd github.com/containerd/containerd/v2 2.1.9 f0e1c2b`, possibly with a `v` before the number.
     let number = version.split_whitespace().nth(2)?.trim_start_matches('v');
     number.split('.').next()?.parse().ok()
 }
 
-/// Asks the containerd of the tests for its release, once in each process.
+/// Asks the tests' containerd for its release, once in each process.
 fn installed_major() -> Result<u32> {
     static MAJOR: OnceLock<u32> = OnceLock::new();
     if let Some(major) = MAJOR.get() {
@@ -43,7 +43,7 @@ fn installed_major() -> Result<u32> {
     Ok(*MAJOR.get_or_init(|| found))
 }
 
-/// What a containerd does otherwise than by default.
+/// Deviations from the default behaviour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Habit {
     None,
@@ -53,8 +53,8 @@ pub(super) enum Habit {
     UnpacksElsewhere,
 }
 
-/// The configuration for a containerd with all its files below `dir`, which reads registry hosts from `hosts`. The hosts
-/// are one directory: the transfer service of 2.x passes over lists of them.
+/// The configuration for a containerd with all its files below `dir`, which reads registry hosts from `hosts`. That
+/// must be a single directory: the transfer service of 2.x ignores lists of them.
 pub(super) fn config(dir: &Path, hosts: &Path, habit: Habit) -> Result<String> {
     let (dir, hosts) = (dir.display().to_string(), hosts.display().to_string());
     Ok(config_of(installed_major()?, &dir, &hosts, habit))
@@ -92,10 +92,10 @@ config_path = "{hosts}"
     )
 }
 
-/// Where the containerd of a machine has its directories, as absolute paths of the machine.
+/// The directories of a machine's containerd, as absolute paths on the machine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Paths {
-    /// Images, and what is unpacked of them.
+    /// Images, and their unpacked layers.
     pub(crate) data: &'static str,
     /// The socket.
     pub(crate) run: &'static str,
@@ -104,17 +104,17 @@ pub(crate) struct Paths {
 }
 
 impl Paths {
-    /// Its own.
+    /// The defaults of containerd.
     pub(crate) const USUAL: Self =
         Self { data: "/var/lib/containerd", run: "/run/containerd", etc: "/etc/containerd" };
-    /// Those that k3s gives to it.
+    /// The directories of k3s.
     pub(crate) const K3S: Self = Self {
         data: "/var/lib/rancher/k3s/agent/containerd",
         run: "/run/k3s/containerd",
         etc: "/var/lib/rancher/k3s/agent/etc/containerd",
     };
 
-    /// The file that it's started with.
+    /// The main configuration file.
     pub(crate) fn file(&self) -> PathBuf {
         Path::new(self.etc).join("config.toml")
     }
@@ -133,7 +133,7 @@ pub(super) fn of_machine(paths: &Paths, sandbox: &str) -> Result<String> {
         ),
     };
     let bin_dirs = if version == 2 { "bin_dir = \"/opt/cni/bin\"" } else { "bin_dirs = [\"/opt/cni/bin\"]" };
-    // A process in a namespace that isn't the machine's first may not make itself less likely to be killed.
+    // A process in a namespace other than the machine's first may not lower its OOM score.
     Ok(format!(
         r#"version = {version}
 root = "{data}"
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_release_is_read_however_its_packager_writes_it() {
+    fn a_packagers_release_is_parsed() {
         for (said, expected) in [
             ("containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+deb12u3\n", Some(1)),
             ("containerd github.com/containerd/containerd/v2 2.1.9+unknown \n", Some(2)),

@@ -1,4 +1,4 @@
-//! Labels and pins of images, as containerd and its CRI have them.
+//! Labels and pins of images in containerd and its CRI.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -18,7 +18,7 @@ impl Containerd {
         Ok(self.record_of(name).await?.labels.into_iter().collect())
     }
 
-    /// Sets a label of the record of an image, as somebody else may.
+    /// Sets a label of an image's record, like a foreign tool.
     pub async fn label(&self, name: &str, label: &str, value: &str) -> Result<()> {
         let labels = HashMap::from([(label.to_owned(), value.to_owned())]);
         let request = UpdateImageRequest {
@@ -30,7 +30,7 @@ impl Containerd {
         Ok(())
     }
 
-    /// Whether CRI reports the image as pinned, which is what the kubelet goes by.
+    /// Whether CRI reports the image as pinned, because the kubelet relies on that.
     pub async fn is_pinned(&self, name: &str) -> Result<bool> {
         Ok(self.status_of(name).await?.pinned)
     }
@@ -40,7 +40,7 @@ impl Containerd {
         Ok(self.status_of(name).await?.id)
     }
 
-    /// Version of the containerd that runs, such as `1.6.20~ds1`.
+    /// Version of the running containerd, such as `1.6.20~ds1`.
     pub async fn version(&self) -> Result<String> {
         let request = VersionRequest { version: "v1".to_owned() };
         let answer = RuntimeServiceClient::new(self.channel().await?).version(request).await?;

@@ -1,4 +1,4 @@
-//! A containerd on a disk whose power is cut.
+//! A containerd on a disk with a power switch.
 
 use anyhow::{Context, Result};
 use containerd_client::services::v1::snapshots::snapshots_client::SnapshotsClient;
@@ -11,14 +11,14 @@ use crate::chance::Chance;
 use crate::disk::{Disk, Format, Recording, SIZE};
 
 impl Containerd {
-    /// Starts a containerd with its data on a disk whose power can be cut.
+    /// Starts a containerd with its data on a disk with a power switch.
     pub async fn start_on_disk(name: &str, format: Format) -> Result<Self> {
         Self::start_as(name, Data::Disk(format, SIZE), Habit::None, None).await
     }
 
-    /// Starts a containerd with its data on a disk that notes what is written to it. Its databases are there and on the disk:
-    /// a cut while containerd makes that of its snapshotter, when it unpacks for the first time ever, was seen to leave one
-    /// of zeros that no pull survives.
+    /// Starts a containerd with its data on a disk that records its writes. Its databases already exist on the disk: a
+    /// cut while containerd creates that of its snapshotter, at its very first unpacking, was seen to leave a file of
+    /// zeros that breaks every pull.
     pub async fn start_recorded(name: &str, format: Format) -> Result<Self> {
         let containerd = Self::start_as(name, Data::Recorded(format), Habit::None, None).await?;
         let mut snapshots = SnapshotsClient::new(containerd.channel().await?);
@@ -44,7 +44,7 @@ impl Containerd {
         self.kill9()
     }
 
-    /// Starts containerd again with what was on the disk when the power was cut.
+    /// Restarts containerd with the state of the disk at the power cut.
     pub async fn power_on(&mut self) -> Result<()> {
         self.disk()?.power_on().await?;
         std::fs::remove_dir_all(self.dir.join("state"))?;
@@ -56,13 +56,13 @@ impl Containerd {
         Ok(self.disk()?.recorded())
     }
 
-    /// Kills containerd, and returns what was written to its disk.
+    /// Kills containerd, and returns the recording of its disk.
     pub fn end_recording(&mut self) -> Result<Recording> {
         self.kill9()?;
         self.disk()?.end_recording()
     }
 
-    /// Starts containerd with what is on the disk if the power is cut before this event of a recording.
+    /// Starts containerd with the state of the disk after a power cut before this event of a recording.
     pub async fn start_after_cut(
         &mut self,
         recording: &Recording,

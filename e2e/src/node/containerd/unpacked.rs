@@ -1,4 +1,4 @@
-//! What layers were unpacked to, compared with the layers.
+//! Compares unpacked layers with the layers of the image.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,11 +13,11 @@ use super::{Containerd, NAMESPACE};
 use crate::images::Image;
 use crate::parts;
 
-/// A snapshot that exists only while we look.
+/// A temporary snapshot for looking.
 const LOOK: &str = "prepull-e2e-look";
 
 impl Containerd {
-    /// Snapshots of layers that are unpacked, by name, the lowest first. The containerd must have one image.
+    /// Snapshots of unpacked layers, by name, the lowest first. The containerd must have one image.
     pub async fn unpacked(&self) -> Result<Vec<String>> {
         let snapshots = self.snapshots().await?;
         let mut chain: Vec<String> = Vec::new();
@@ -31,7 +31,7 @@ impl Containerd {
         Ok(chain)
     }
 
-    /// Compares each unpacked layer with the layer of the image, file by file, and returns how many there are.
+    /// Compares each unpacked layer with the layer of the image, file by file, and returns their number.
     pub async fn check_unpacked(&self, image: &Image) -> Result<usize> {
         let manifest: Value = serde_json::from_slice(&std::fs::read(image.blob_file(image.digest()))?)?;
         let unpacked = self.unpacked().await?;
@@ -49,7 +49,7 @@ impl Containerd {
         Ok(unpacked.len())
     }
 
-    /// The directory that a layer was unpacked to.
+    /// The directory of an unpacked layer.
     async fn files_of(&self, snapshot: &str) -> Result<PathBuf> {
         let mut snapshots = SnapshotsClient::new(self.channel().await?);
         let (snapshotter, key) = ("overlayfs".to_owned(), LOOK.to_owned());
@@ -57,7 +57,7 @@ impl Containerd {
             snapshotter: snapshotter.clone(),
             key: key.clone(),
             parent: snapshot.to_owned(),
-            // Without it, garbage collection takes the view at once.
+            // Without it, garbage collection would remove the view immediately.
             labels: [("containerd.io/gc.root".to_owned(), "look".to_owned())].into(),
         };
         let mounts = snapshots.view(in_namespace(view)?).await?.into_inner().mounts;

@@ -29,7 +29,7 @@ impl Bench {
         self.machine.start(work, self.begun + at, &mut self.events);
     }
 
-    /// Lets time pass as the edge does, from one due moment to the next.
+    /// Lets time pass in the edge's way, from one due moment to the next.
     fn until(&mut self, end: Duration) {
         while let Some(next) = self.machine.next_due().filter(|next| *next <= self.begun + end) {
             self.machine.advance(next, &mut self.events);
@@ -56,7 +56,7 @@ impl Bench {
     }
 }
 
-/// A task of so many images, with a deadline of a minute.
+/// A task with this many images and a deadline of a minute.
 fn work(begun: Instant, attempt: u32, images: usize) -> Execution {
     let image = |number: usize| ImageTask {
         image: format!("image-{number}"),
@@ -98,7 +98,7 @@ fn images_are_pulled_one_after_another() {
 }
 
 #[test]
-fn a_restart_loses_only_the_pull_under_way() {
+fn a_restart_loses_only_the_running_pull() {
     let mut bench = Bench::pulling(2 * SECOND);
     let task = work(bench.begun, 1, 3);
     bench.start(Duration::ZERO, task.clone());
@@ -117,7 +117,7 @@ fn a_restart_loses_only_the_pull_under_way() {
 }
 
 #[test]
-fn a_repeated_task_counts_as_pulled_twice_and_a_later_attempt_does_not() {
+fn only_the_same_attempt_repeats_a_pull() {
     let mut bench = Bench::pulling(SECOND);
     bench.start(Duration::ZERO, work(bench.begun, 1, 2));
     bench.until(2 * SECOND);
@@ -129,7 +129,7 @@ fn a_repeated_task_counts_as_pulled_twice_and_a_later_attempt_does_not() {
 }
 
 #[test]
-fn a_tag_of_a_node_image_that_is_asked_for_anew_counts_for_a_minute() {
+fn a_requested_tag_counts_for_a_minute() {
     let mut bench = Bench::pulling(SECOND);
     let of_node_image = |begun| {
         let mut work = work(begun, 1, 1);
@@ -146,7 +146,7 @@ fn a_tag_of_a_node_image_that_is_asked_for_anew_counts_for_a_minute() {
 }
 
 #[test]
-fn a_task_that_ends_early_keeps_its_complete_images() {
+fn an_early_end_keeps_complete_images() {
     use ImageOutcome::{Pulled, Stopped};
     let mut bench = Bench::pulling(40 * SECOND);
     bench.start(Duration::ZERO, work(bench.begun, 1, 2));
@@ -173,7 +173,7 @@ fn a_task_that_ends_early_keeps_its_complete_images() {
 }
 
 #[test]
-fn progress_comes_once_a_second_and_rises() {
+fn progress_rises_once_a_second() {
     let pull = PullTime::Fixed(10 * SECOND);
     let mut bench = Bench::new(Behaviour { pull, image_bytes: 1000, ..Behaviour::default() });
     bench.start(Duration::ZERO, work(bench.begun, 1, 1));
@@ -188,7 +188,7 @@ fn progress_comes_once_a_second_and_rises() {
 }
 
 #[test]
-fn the_fail_rate_is_kept_and_reproducible() {
+fn the_fail_rate_is_reproducible() {
     let run = |seed| {
         let behaviour = Behaviour { fail_rate: 0.25, seed, ..Behaviour::default() };
         let mut bench = Bench::new(behaviour);
