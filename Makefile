@@ -20,7 +20,7 @@ BUILD_DEMO := cargo build --workspace --bins
 BUILD_TESTS := cargo build --workspace --bins --tests --examples
 CLIPPY := cargo clippy --workspace --all-targets -- -D warnings
 # Of `make check`: a job with everything in it, from its application to the images on three nodes.
-SMOKE := pulls::three_nodes_pull_four_images_from_two_registries_with_a_secret_each
+SMOKE := pulls::three_nodes_pull_from_two_registries
 # nextest runs each test in a process of its own, with the groups and the second try of .config/nextest.toml. It's built
 # once where it's missing, and runs no documentation tests.
 NEXTEST := $(SETUP)/nextest.sh

@@ -3,7 +3,7 @@
 # how many of each topic passed, and how long each release took. A release that fails does not stop the next one.
 #
 #   RUNTIMES='1.6 2.1'   these only: 1.6, or whatever is installed, is `system`; others are got by containerd.sh
-#   arguments            topics instead of these below, such as links:: restarts::an_agent_killed
+#   arguments            topics instead of these below, such as links:: restarts::a_killed_agent
 set -euo pipefail
 setup=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 target=$(realpath -m "${CARGO_TARGET_DIR:-$setup/../../target}")
@@ -17,8 +17,9 @@ topics=(
   pulls:: tries:: policies:: overriders:: fetch:: fetch_access:: unpacking::
   secrets:: credential_providers::
   links:: stalls:: restarts:: deletion:: pins::
-  edge_faults::a_disk edge_faults::what_a_missed edge_faults::a_containerd
-  rollout::a_pull_that kruise_faults::an_agent kruise_faults::a_registry_link
+  edge_faults::a_full_disk edge_faults::leftovers edge_faults::a_late_containerd
+  rollout::the_next_job kruise_faults::a_killed_agent kruise_faults::a_job_deleted
+  kruise_faults::a_cut_registry_link
   harness_edge:: harness::a_proxy harness::a_registry harness::restarted
 )
 if (($#)); then topics=("$@"); fi

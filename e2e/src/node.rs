@@ -42,10 +42,10 @@ pub struct EdgeNode {
     state: PathBuf,
     metrics: Port,
     arguments: Vec<OsString>,
-    /// Namespace of the agent, if not that of this process, and the passage to its metrics.
+    /// Namespace of the agent, if it isn't that of this process, and the passage to its metrics.
     space: Option<(Space, Passage)>,
     environment: Vec<(&'static str, OsString)>,
-    /// Recorder of what the agent sends to the runtime.
+    /// Records the agent's requests to the runtime.
     eavesdropper: Option<Eavesdropper>,
     agent: Option<Child>,
     programs: Programs,
@@ -132,7 +132,7 @@ impl EdgeNode {
         };
         command.args(["--runtime-endpoint", &endpoint]);
         command.arg("--metrics-listen").arg(self.metrics.addr().to_string()).args(&self.arguments);
-        // The defaults, which are parts of the disk, would fail on a machine that is used for building.
+        // The defaults are percentages of the disk, which would fail on a build machine.
         command.envs([("PREPULL_DISK_MIN_FREE", "64MiB"), ("PREPULL_IMAGE_GC_HIGH_THRESHOLD", "100%")]);
         command.envs(self.environment.iter().cloned());
         if let Some((space, _)) = &self.space {
@@ -147,14 +147,14 @@ impl EdgeNode {
         self.agent.as_mut().is_some_and(|agent| !agent.is_running())
     }
 
-    /// Sets the agent's wall clock so many seconds ahead, or behind, from its next start on.
+    /// Sets the agent's wall clock ahead by this many seconds, or behind, from its next start on.
     pub fn set_clock_off_by(&mut self, seconds: i64) -> Result<()> {
         self.environment = if seconds == 0 { Vec::new() } else { start::clock_off_by(seconds)? };
         Ok(())
     }
 
     /// Whether the agent has sent this text to its runtime. Needs [`Start::eavesdropped`].
-    pub fn has_told_runtime(&self, text: &str) -> Result<bool> {
+    pub fn has_sent_to_runtime(&self, text: &str) -> Result<bool> {
         let eavesdropper = self
             .eavesdropper
             .as_ref()
@@ -192,7 +192,7 @@ impl EdgeNode {
         &self.state
     }
 
-    /// Number of tasks in the agent's ledger, each of which is a file.
+    /// Number of tasks in the agent's ledger, one file each.
     pub fn open_tasks(&self) -> usize {
         let files = std::fs::read_dir(self.state.join("tasks")).into_iter().flatten().flatten();
         files.filter(|file| file.path().extension().is_some_and(|extension| extension == "json")).count()

@@ -1,6 +1,6 @@
-//! Faults of the Kubernetes API while two jobs are under way, one on simulated edges and one on real ones. Both must
-//! complete, nothing may be pulled twice, and every result must be acknowledged, which it is only when the API server
-//! has it.
+//! Faults of the Kubernetes API during two jobs, one on simulated edges and one on real ones. Both must complete,
+//! nothing may be pulled twice, and every result must be acknowledged, which happens only after the API server has
+//! stored it.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use prepull_e2e::prelude::*;
 const SIMULATED: usize = 30;
 const AT_A_TIME: i64 = 10;
 const REAL: [&str; 2] = ["edge-1", "edge-2"];
-/// Limit for a job whose test holds up the API server for longer than the default limit allows.
+/// Limit for a job if the test holds up the API server for longer than the default limit.
 const LONG: Duration = Duration::from_secs(120);
 
-/// A site with simulated and real edges, whose cloud reaches the API server through a proxy.
+/// A site with simulated and real edges, and with a proxy between the cloud and the API server.
 struct Scene {
     // Fields are dropped in this order.
     fleet: Fleet,
@@ -37,7 +37,7 @@ impl Scene {
     }
 
     async fn within(cluster: Cluster) -> Result<Self> {
-        // The seed decides which requests meet a fault; any number would do.
+        // The seed selects the requests that meet a fault; any number would do.
         const SEED: u64 = 3;
         let (site, api) = Site::with_api_proxy(cluster, &["--heartbeat", "1s"], SEED).await?;
         let mut nodes = Vec::new();
@@ -92,7 +92,7 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn a_third_of_the_writes_refused_delays_and_loses_nothing() -> Result<()> {
+async fn refused_writes_lose_nothing() -> Result<()> {
     let scene = Scene::start().await?;
     // Faults delay the job.
     scene.site.link.throttle(Some(2 * MIB));
@@ -122,7 +122,7 @@ async fn a_third_of_the_writes_refused_delays_and_loses_nothing() -> Result<()> 
     })
     .await?;
     for node in &scene.nodes {
-        assert_eq!(node.ledger()?.len(), 1, "{} was told that the API server has it", node.name());
+        assert_eq!(node.ledger()?.len(), 1, "{} got an acknowledgement", node.name());
     }
     scene.api.heal();
     a_third();
@@ -134,7 +134,7 @@ async fn a_third_of_the_writes_refused_delays_and_loses_nothing() -> Result<()> 
 }
 
 #[tokio::test]
-async fn responses_that_are_late_only_delay_the_jobs() -> Result<()> {
+async fn late_responses_only_delay_jobs() -> Result<()> {
     let scene = Scene::start().await?;
     let late = Fault::Late(Duration::from_secs(1), Duration::from_secs(2));
     scene.api.inject(Requests::ALL, 1.0, late);
@@ -147,7 +147,7 @@ async fn responses_that_are_late_only_delay_the_jobs() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_write_whose_response_is_lost_is_repeated_without_harm() -> Result<()> {
+async fn a_lost_response_is_harmless() -> Result<()> {
     let scene = Scene::start().await?;
     scene.api.inject(Requests::WRITES, 0.5, Fault::LostAnswer);
     let jobs = scene.jobs().await?;
@@ -171,7 +171,7 @@ async fn cut_connections_are_reestablished() -> Result<()> {
 }
 
 #[tokio::test]
-async fn changes_during_expired_watches_are_found() -> Result<()> {
+async fn expired_watches_miss_no_change() -> Result<()> {
     let scene = Scene::start().await?;
     let cluster = &scene.site.cluster;
     let jobs = scene.jobs().await?;
@@ -180,7 +180,7 @@ async fn changes_during_expired_watches_are_found() -> Result<()> {
         cluster.job("doomed").images(["harbor.example/b:v1"]).on(["nobody", "sim-0"]).apply().await?;
     doomed.until("it has begun", |status| status.phase != JobPhase::Init).await?;
 
-    // The watches end, are refused as too old, and the lists that would replace them fail.
+    // The watches end and are refused as too old, and the lists that would replace them fail.
     scene.api.inject(Requests::WATCHES, 1.0, Fault::Status(410));
     for kind in ["nodes", "imageprepulljobs"] {
         scene.api.inject(Requests::LISTS.on(kind), 1.0, Fault::Status(500));
@@ -195,7 +195,7 @@ async fn changes_during_expired_watches_are_found() -> Result<()> {
     })
     .await?;
     cluster.edge_nodes(&["edge-3"]).await?;
-    // Without its Node it is not let in.
+    // Without its Node it's rejected.
     let late = EdgeNode::start(cluster, &scene.site.cloud, "edge-3").await?;
     doomed.delete().await?;
     cluster.mark_ready("sim-1", false).await?;
@@ -230,7 +230,7 @@ async fn changes_during_expired_watches_are_found() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_api_server_that_hangs_for_forty_seconds_goes_on_where_it_was() -> Result<()> {
+async fn a_hanging_api_server_loses_nothing() -> Result<()> {
     let scene = Scene::own().await?;
     let jobs = scene.jobs().await?;
     scene.are_under_way(&jobs).await?;
@@ -244,14 +244,14 @@ async fn an_api_server_that_hangs_for_forty_seconds_goes_on_where_it_was() -> Re
     tokio::time::sleep(Duration::from_secs(40).saturating_sub(paused.elapsed())).await;
     assert_eq!(scene.fleet.connected(), SIMULATED, "the sessions have nothing to do with it");
     for node in &scene.nodes {
-        assert_eq!(node.ledger()?.len(), 1, "{} was told that the API server has it", node.name());
+        assert_eq!(node.ledger()?.len(), 1, "{} got an acknowledgement", node.name());
     }
     scene.site.cluster.resume_api()?;
     scene.end_right(&jobs).await
 }
 
 #[tokio::test]
-async fn etcd_killed_in_the_middle_of_a_job_loses_nothing() -> Result<()> {
+async fn a_killed_etcd_loses_nothing() -> Result<()> {
     let scene = Scene::own().await?;
     let jobs = scene.jobs().await?;
     scene.are_under_way(&jobs).await?;
@@ -259,19 +259,19 @@ async fn etcd_killed_in_the_middle_of_a_job_loses_nothing() -> Result<()> {
     for node in &scene.nodes {
         node.ends_a_task().await?;
     }
-    // kube-apiserver gives up requests that wait for etcd only after a minute. It is faster to let etcd return while
+    // kube-apiserver gives up requests that wait for etcd only after a minute. It's faster to let etcd return while
     // they wait.
     tokio::time::sleep(Duration::from_secs(3)).await;
     for node in &scene.nodes {
-        assert_eq!(node.ledger()?.len(), 1, "{} was told that the API server has it", node.name());
+        assert_eq!(node.ledger()?.len(), 1, "{} got an acknowledgement", node.name());
     }
     scene.site.cluster.start_etcd().await?;
     scene.end_right(&jobs).await
 }
 
 #[tokio::test]
-async fn a_secret_that_cannot_be_read_delays_no_other_job_of_either_api() -> Result<()> {
-    /// More than cloudcore reads secrets for at a time.
+async fn an_unreadable_secret_delays_no_other_job() -> Result<()> {
+    /// More than the number of secrets that cloudcore reads at the same time.
     const STUCK: usize = 70;
     const OTHERS: usize = 100;
     let cluster = Cluster::with_kruise().await?;

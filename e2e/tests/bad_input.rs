@@ -40,7 +40,7 @@ fn overridden(label: &str, component: &str, operator: &str, value: &str) -> serd
 }
 
 #[tokio::test]
-async fn a_job_that_makes_no_sense_is_refused_with_its_reason_and_the_next_one_runs() -> Result<()> {
+async fn a_senseless_job_is_refused_with_its_reason() -> Result<()> {
     let registry = Registry::start().await?;
     let stage = Stage::with_edges(&["edge-1"]).await?;
     stage.cluster.label_node("edge-1", "region", Some("hangzhou")).await?;
@@ -93,7 +93,7 @@ async fn a_job_that_makes_no_sense_is_refused_with_its_reason_and_the_next_one_r
     for (name, spec, words) in cases.into_iter().chain([long_name]) {
         let job = match stage.cluster.apply_job(&yaml(name, &spec)).await {
             Ok(job) => job,
-            // An API server that knows CEL rules, from 1.25 on, says it at once, and in these words.
+            // Since 1.25, an API server knows CEL rules, and rejects the job immediately with these words.
             Err(error) => {
                 let refusal = refused(&error).with_context(|| format!("{name}: {error:#}"))?;
                 ensure!(words.iter().all(|word| refusal.contains(word)), "{name}: {words:?}: {refusal}");
@@ -147,7 +147,7 @@ async fn an_edited_job_is_validated_again() -> Result<()> {
 }
 
 #[tokio::test]
-async fn ten_thousand_names_are_answered_within_seconds_and_the_object_stays_small() -> Result<()> {
+async fn ten_thousand_names_keep_the_object_small() -> Result<()> {
     let registry = Registry::start().await?;
     let stage = Stage::with_edges(&["edge-1"]).await?;
     let reference = registry.seed(&Image::small("good")?, "team/good:v1")?;
@@ -181,7 +181,7 @@ async fn ten_thousand_names_are_answered_within_seconds_and_the_object_stays_sma
 }
 
 #[tokio::test]
-async fn an_unreadable_object_fails_alone_and_may_be_corrected() -> Result<()> {
+async fn an_unreadable_object_fails_alone() -> Result<()> {
     let registry = Registry::start().await?;
     let cluster = Cluster::own().await?; // its definition is changed
     let cloud = Cloud::start(&cluster).await?;
@@ -202,7 +202,7 @@ async fn an_unreadable_object_fails_alone_and_may_be_corrected() -> Result<()> {
     let text = yaml("unreadable", &template("images", json!("nginx")));
     let job =
         eventually("the server takes anything", SOON, async || stage.cluster.apply_job(&text).await).await?;
-    // The object cannot be parsed as a job, so that kubectl is used to read it.
+    // The object can't be parsed as a job, so we read it with kubectl.
     let says = ["get", "ippj", "unreadable", "-o", "jsonpath={.status.phase}: {.status.reason}"];
     eventually("the status says why", SOON, async || {
         let status = stage.cluster.kubectl(&says).await?;
@@ -226,7 +226,7 @@ async fn an_unreadable_object_fails_alone_and_may_be_corrected() -> Result<()> {
 }
 
 #[tokio::test]
-async fn fields_of_the_wrong_type_or_out_of_bounds_are_refused_by_the_api_server() -> Result<()> {
+async fn the_api_server_refuses_wrong_types() -> Result<()> {
     let cluster = Cluster::start().await?;
     let too_many: Vec<_> = (0..257).map(|n| format!("r.example/app-{n}:v1")).collect();
     for (name, field, value) in [

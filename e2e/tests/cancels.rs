@@ -1,4 +1,4 @@
-//! `kubectl prepull cancel`: what it stops, and what it leaves alone.
+//! `kubectl prepull cancel`: its effects, and their limits.
 
 use prepull_api::crd::status::{ImagePrePullJobStatus, NodeStatus};
 use prepull_e2e::prelude::*;
@@ -39,7 +39,7 @@ async fn a_suspended_job_pulls_no_byte() -> Result<()> {
     me.runs("cancel held").await?.is(0, &["held cancelled"])?;
     let status = job.fails().await?;
     ensure!(has_failed_as(&status, "Cancelled"), "{status:?}");
-    // Nor does the next leader start anything, or anybody who asks for it.
+    // The next leader doesn't start anything either, even on request.
     site.cloud.restart().await?;
     for node in &nodes {
         eventually("the node is back", SOON, async || node.is_connected().await).await?;

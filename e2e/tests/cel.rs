@@ -1,5 +1,5 @@
-//! Rules that the API server evaluates itself, in CEL: those of the definitions, from Kubernetes 1.25 on, and the optional
-//! admission policy, from 1.30 on. Older servers don't know them; then these tests print that nothing was tried.
+//! Rules that the API server evaluates itself, in CEL: those of the definitions, since Kubernetes 1.25, and the
+//! optional admission policy, since 1.30. Older servers don't know them; then these tests print that nothing was tried.
 
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams};
 use kube::{Client, Error};
@@ -11,7 +11,7 @@ const JOBS: &str = "operations.kubeedge.io";
 const KRUISE: &str = "apps.kruise.io";
 const POLICY: &str = "manifests/cloudcore-prepull/optional/secrets-of-the-author.yaml";
 
-/// Whether the API server is of this minor version or a later one; says so otherwise.
+/// Whether the API server is of this minor version or later. Prints a note otherwise.
 async fn is_since(cluster: &Cluster, minor: u32) -> Result<bool> {
     let version = cluster.client().apiserver_version().await?;
     let digits: String = version.minor.chars().take_while(char::is_ascii_digit).collect();
@@ -41,7 +41,7 @@ fn api(client: Client, object: &Value) -> Result<Api<DynamicObject>> {
     })
 }
 
-/// Lets the API server create an object that it doesn't store. Returns why it refuses it.
+/// Lets the API server create an object without storing it. Returns the reason for a refusal.
 async fn refusal_of(client: Client, object: &Value) -> Result<Option<String>> {
     let dry = PostParams { dry_run: true, ..PostParams::default() };
     said(api(client, object)?.create(&dry, &serde_json::from_value(object.clone())?).await)
@@ -161,7 +161,7 @@ async fn a_cancel_is_not_taken_back() -> Result<()> {
     Ok(())
 }
 
-/// Changes of a job of Kruise that both kinds have, and what is said of them.
+/// Changes of a Kruise job that both kinds have, with their refusals.
 fn of_kruises_jobs() -> Vec<(Value, Option<&'static str>)> {
     let percent = Some("parallelism does not support percentage value");
     let integer = Some("parallelism must be a valid integer");
@@ -293,7 +293,7 @@ fn with_secrets(template: &Value, rules: &Value) -> Value {
     object(JOBS, "v1alpha2", "ImagePrePullJob", &spec)
 }
 
-/// Lets ann make and change jobs, and read the Secret default/harbor and no other.
+/// Gives ann the rights to create and change jobs, and to read only the Secret default/harbor.
 fn rights_of_ann() -> String {
     let role = |kind: &str, rules: Value| {
         json!({
@@ -380,11 +380,11 @@ async fn a_job_names_only_secrets_of_its_author() -> Result<()> {
     ] {
         let refusal = refusal_of(ann.clone(), &job).await?;
         check(what, refusal.as_deref(), expected)?;
-        // Who may read all secrets may name all.
+        // Users who may read all secrets may name all.
         check(what, refusal_of(cluster.client(), &job).await?.as_deref(), None)?;
     }
 
-    // Another author's job may get a label of ann's, and no spec.
+    // Ann may label another author's job, but not change its spec.
     let jobs = api(cluster.client(), &other)?;
     jobs.create(&PostParams::default(), &serde_json::from_value(other.clone())?).await?;
     for (change, expected) in [

@@ -1,4 +1,4 @@
-//! The consent of a secret's owner: what a tenant's job gets of somebody else's secret, and what it learns of it.
+//! The consent of a secret's owner: the use and the knowledge that a tenant's job gets of a foreign secret.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -9,24 +9,25 @@ use prepull_api::failure::FailureCode;
 use prepull_e2e::prelude::*;
 use serde_json::json;
 
-/// From the consent to the end of a small pull. A node that has tried twice tries again by itself after ten seconds.
+/// From the consent to the end of a small pull. After two attempts a node retries by itself after ten seconds.
 const WITHIN_SECONDS: Duration = Duration::from_secs(9);
 
 const DISPATCHES: &str = "cloudcore_prepull_dispatches_total";
 
-/// A stage whose cloud uses a secret only for those whom its owner allows.
+/// A stage with a cloud that uses a secret only for jobs that its owner allows.
 async fn stage() -> Result<Stage> {
     let cluster = Cluster::start().await?;
     let cloud = Cloud::start(&cluster).requires_consent().await?;
     Stage::around(cluster, cloud, &["edge-1"]).await
 }
 
-/// A registry that the attacker owns, and that takes the victim's credential: whoever sent it there is in its log.
+/// A registry of the attacker that accepts the victim's credential, so its log shows which node was tricked into
+/// sending it.
 async fn thief(name: &str) -> Result<Registry> {
     Registry::start().named(name).user("alice", &password("alice")).await
 }
 
-/// What somebody who may see the job learns of a secret, with the names of job and secret taken out.
+/// Everything that a viewer of the job learns about a secret, with the names of job and secret removed.
 async fn learnt(job: &Job, secret: &str, status: &ImagePrePullJobStatus) -> Result<Vec<String>> {
     let node = status.node("edge-1").context("not in the status")?;
     let image = node.image_status.first().context("no image")?;
@@ -40,7 +41,7 @@ async fn learnt(job: &Job, secret: &str, status: &ImagePrePullJobStatus) -> Resu
 }
 
 #[tokio::test]
-async fn a_job_gets_nothing_of_a_secret_that_is_not_for_it_and_learns_nothing() -> Result<()> {
+async fn a_job_learns_nothing_of_foreign_secrets() -> Result<()> {
     let thief = thief("thief.example").await?;
     let stage = stage().await?;
     let cluster = &stage.cluster;
@@ -58,7 +59,7 @@ async fn a_job_gets_nothing_of_a_secret_that_is_not_for_it_and_learns_nothing() 
     let mut all = BTreeSet::new();
     let secrets = ["unannotated", "for-others", "malformed", "elsewhere", "opaque", "missing"];
     for secret in secrets {
-        // With so little time there is none to wait for an owner.
+        // With so little time the job doesn't wait for an owner.
         let job = cluster.job(&format!("steal-{secret}")).on(["edge-1"]).images([&reference]);
         let job = job.secret(&format!("bank/{secret}")).timeout_seconds(10).tolerate("0").apply().await?;
         let status = job.fails().await?;
@@ -66,7 +67,7 @@ async fn a_job_gets_nothing_of_a_secret_that_is_not_for_it_and_learns_nothing() 
         assert_eq!((image.code, image.attempts), (Some(FailureCode::SecretUnusable), 0), "{image:?}");
         all.insert(learnt(&job, secret, &status).await?);
     }
-    assert_eq!(all.len(), 1, "the secrets can be told from each other: {all:#?}");
+    assert_eq!(all.len(), 1, "the secrets can be distinguished: {all:#?}");
     // By an overrider as well.
     let job =
         cluster.job("steal-by-overrider").on(["edge-1"]).images([&reference]).secret("bank/unannotated");
@@ -79,7 +80,7 @@ async fn a_job_gets_nothing_of_a_secret_that_is_not_for_it_and_learns_nothing() 
     );
     assert_eq!(thief.requests().0, [], "the thief was asked for something");
 
-    // The owner of cloudcore is told what is wrong with each.
+    // The owner of cloudcore gets the problem of each.
     let log = std::fs::read_to_string(cluster.place().log_file("cloudcore-prepull"))?;
     for detail in [
         "bank/unannotated: nobody is allowed to use it",
@@ -92,13 +93,13 @@ async fn a_job_gets_nothing_of_a_secret_that_is_not_for_it_and_learns_nothing() 
         ensure!(log.contains(detail) || log.contains(&plain), "the log does not say: {detail}");
     }
 
-    // What the reason says is all that the owner has to do.
+    // The reason tells the owner all that's needed.
     let job = cluster.existing_job("steal-unannotated");
     let reason = job.status().await?.image("edge-1", &reference).context("no image")?.reason.clone();
     let command = reason.split_once(": ").context("no command")?.1;
     ensure!(command.starts_with("kubectl annotate secret -n bank unannotated"), "{reason}");
     cluster.shell(command).await?;
-    // With time to wait: cloudcore keeps a refusal in mind for a second.
+    // With time to wait: cloudcore caches a refusal for a second.
     job.patch_spec(json!({"retry": 1, "imagePrePullTemplate": {"timeoutSeconds": 300}})).await?;
     job.until("is Completed", |status| status.phase == JobPhase::Completed && status.retry == 1).await?;
     assert_eq!(thief.requests().of("team/loot").users(), BTreeSet::from(["alice"]));
@@ -106,7 +107,7 @@ async fn a_job_gets_nothing_of_a_secret_that_is_not_for_it_and_learns_nothing() 
 }
 
 #[tokio::test]
-async fn a_node_that_waits_for_a_secret_gets_it_within_seconds_of_the_consent() -> Result<()> {
+async fn consent_serves_waiting_nodes_within_seconds() -> Result<()> {
     let registry = Registry::start().user("alice", &password("alice")).await?;
     let stage = stage().await?;
     let cluster = &stage.cluster;
@@ -127,7 +128,7 @@ async fn a_node_that_waits_for_a_secret_gets_it_within_seconds_of_the_consent() 
     let (kind, note) = first.event("SecretWithheld").await?;
     ensure!(kind == "Warning" && note.contains("kubectl annotate secret -n bank harbor"), "{kind} {note}");
     first.until("says so itself", |status| status.reason.contains("waiting: secret bank/harbor")).await?;
-    // After the second try the next one would be far away.
+    // After the second attempt the next one would be far away.
     eventually("the node has tried twice", WITHIN_SECONDS, async || {
         let tries = stage.cloud.metrics().await?.sum(DISPATCHES, &[("outcome", "withheld")]);
         ensure!(tries > 1.0, "{tries} times");
@@ -142,7 +143,7 @@ async fn a_node_that_waits_for_a_secret_gets_it_within_seconds_of_the_consent() 
     let took = allowed.elapsed();
     ensure!(took < WITHIN_SECONDS, "{took:?}");
 
-    // What is taken back counts for whatever is not sent yet. cloudcore keeps a secret in memory for five seconds.
+    // A withdrawn consent applies to everything that hasn't been sent yet. cloudcore caches a secret for five seconds.
     cluster.annotate_secret("bank", "harbor", ALLOW, None).await?;
     let taken_back = Instant::now();
     for number in 2.. {
@@ -160,7 +161,7 @@ async fn a_node_that_waits_for_a_secret_gets_it_within_seconds_of_the_consent() 
 }
 
 #[tokio::test]
-async fn a_wildcard_of_a_secret_serves_no_host_that_its_owner_has_not_named() -> Result<()> {
+async fn a_wildcard_serves_only_named_hosts() -> Result<()> {
     let harbor = Registry::start().named("harbor.corp.example").user("alice", &password("alice")).await?;
     let thief = thief("evil.corp.example").await?;
     let stage = stage().await?;
@@ -193,7 +194,8 @@ async fn a_wildcard_of_a_secret_serves_no_host_that_its_owner_has_not_named() ->
         ensure!(of_image.contains("its annotation prepull.kubeedge.io/allow-hosts"), "{of_image}");
     }
     assert_eq!(thief.requests().0, [], "the thief was asked for something");
-    // The host that the owner has named is served; the annotation is older than what cloudcore keeps in memory, or will be.
+    // The host that the owner has named gets its credential. The annotation is older than cloudcore's cache, or will
+    // be.
     let mut names = (1..).map(|number| format!("honest-{number}"));
     eventually("harbor.corp.example is served", WITHIN_SECONDS, || {
         job(&names.next().unwrap_or_default(), &good).completes()
@@ -204,7 +206,7 @@ async fn a_wildcard_of_a_secret_serves_no_host_that_its_owner_has_not_named() ->
 }
 
 #[tokio::test]
-async fn a_node_image_by_hand_needs_the_consent_that_a_job_of_the_namespace_has_by_itself() -> Result<()> {
+async fn a_manual_node_image_needs_consent() -> Result<()> {
     let registry = Registry::start().user("alice", &password("alice")).await?;
     let cluster = Cluster::with_kruise().await?;
     let cloud = Cloud::with_kruise(&cluster).requires_consent().await?;
@@ -214,10 +216,10 @@ async fn a_node_image_by_hand_needs_the_consent_that_a_job_of_the_namespace_has_
     let image = |name: &str| registry.seed(&Image::small(name)?, &format!("team/{name}:v1"));
     let (by_job, by_hand) = (image("by-job")?, image("by-hand")?);
 
-    // As with a pod: whoever may make a job in the namespace may use its secrets.
+    // As with a pod: a user who may create a job in the namespace may use its secrets.
     let job = cluster.pull_job("own", &by_job).on(["edge-1"]).in_namespace("team").secrets(&["registry"]);
     assert_eq!(job.apply().await?.completes().await?.succeeded, 1);
-    // A job that names no secret, and never ends.
+    // A job without a secret and without an end.
     let other =
         cluster.pull_job("other", &by_job).on(["edge-1"]).in_namespace("team").never_ends().apply().await?;
     let uid = other.uid().await?;
@@ -227,7 +229,7 @@ async fn a_node_image_by_hand_needs_the_consent_that_a_job_of_the_namespace_has_
     let tag = node_image.tag(name, "v1");
     let owner = json!({"apiVersion": "apps.kruise.io/v1alpha1", "kind": "ImagePullJob", "name": "other",
         "namespace": "team", "uid": uid});
-    // By hand, and with owners that were made up: the job is there, but it does not name the secret.
+    // By hand, and with made-up owners: the job exists, but doesn't name the secret.
     for (version, owners) in [(1, json!([])), (2, json!([owner]))] {
         let limits = json!({"ttlSecondsAfterFinished": 300, "backoffLimit": 0});
         let tag_spec = json!({"tag": "v1", "version": version, "pullPolicy": limits, "imagePullPolicy": "Always",
@@ -261,7 +263,7 @@ async fn a_node_image_by_hand_needs_the_consent_that_a_job_of_the_namespace_has_
 }
 
 #[tokio::test]
-async fn an_image_that_is_there_needs_no_secret() -> Result<()> {
+async fn a_present_image_needs_no_secret() -> Result<()> {
     let registry = Registry::start().await?;
     let stage = stage().await?;
     let cluster = &stage.cluster;

@@ -1,5 +1,5 @@
 //! The course of a job over many nodes: reports, waves, suspension, deadlines, further rounds, nodes that join or are
-//! shared. The edges are simulated, all else is real.
+//! shared. The edges are simulated, everything else is real.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use serde_json::json;
 const IMAGE: &str = "harbor.example/app:v1";
 
 #[tokio::test]
-async fn a_large_job_has_every_node_in_a_report_and_outlives_its_cloud() -> Result<()> {
+async fn a_large_job_outlives_its_cloud() -> Result<()> {
     const EDGES: u32 = 600;
     let cluster = Cluster::start().await?;
     let mut cloud = Cloud::start(&cluster).await?;
@@ -51,7 +51,7 @@ async fn a_large_job_has_every_node_in_a_report_and_outlives_its_cloud() -> Resu
 }
 
 #[tokio::test]
-async fn a_release_opens_its_gate_once_it_is_pulled() -> Result<()> {
+async fn a_release_opens_its_gate_once_pulled() -> Result<()> {
     let cluster = Cluster::start().await?;
     let mut cloud = Cloud::start(&cluster).await?;
     let fleet = Fleet::start(&cluster, &cloud, 300).pulls_take(Duration::from_millis(300)).await?;
@@ -96,7 +96,7 @@ async fn a_release_opens_its_gate_once_it_is_pulled() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_report_that_is_deleted_comes_back_and_no_node_runs_again() -> Result<()> {
+async fn a_deleted_report_comes_back() -> Result<()> {
     let cluster = Cluster::start().await?;
     let mut cloud = Cloud::start(&cluster).await?;
     let fleet = Fleet::start(&cluster, &cloud, 2).await?;
@@ -127,7 +127,7 @@ async fn a_report_that_is_deleted_comes_back_and_no_node_runs_again() -> Result<
 }
 
 #[tokio::test]
-async fn a_wave_with_too_many_failures_is_the_last() -> Result<()> {
+async fn too_many_failures_end_the_waves() -> Result<()> {
     let cluster = Cluster::start().await?;
     let mut cloud = Cloud::start(&cluster).await?;
     let fleet = Fleet::start(&cluster, &cloud, 40).the_first_fail(1).await?;
@@ -169,7 +169,7 @@ async fn a_wave_with_too_many_failures_is_the_last() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_suspended_job_starts_nothing_until_it_is_resumed() -> Result<()> {
+async fn a_suspended_job_waits_for_its_resumption() -> Result<()> {
     let cluster = Cluster::start().await?;
     let mut cloud = Cloud::start(&cluster).await?;
     let fleet = Fleet::start(&cluster, &cloud, 20).pulls_take(Duration::from_millis(300)).await?;
@@ -182,7 +182,7 @@ async fn a_suspended_job_starts_nothing_until_it_is_resumed() -> Result<()> {
             suspended && status.summary.in_progress == 0
         })
         .await?;
-    // A start that was being recorded is taken back. Until that is recorded too, the next leader would let it go on.
+    // A start that was being recorded is undone. Until that's recorded too, the next leader would let it continue.
     eventually("no start is on record that was taken back", SOON, async || {
         let reports = job.reports().await?;
         let mut nodes = reports.iter().flat_map(|report| &report.body.node_status);
@@ -204,7 +204,7 @@ async fn a_suspended_job_starts_nothing_until_it_is_resumed() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_job_stops_at_its_deadline_and_a_retry_completes_it() -> Result<()> {
+async fn a_retry_completes_a_job_past_its_deadline() -> Result<()> {
     let cluster = Cluster::start().await?;
     let cloud = Cloud::start(&cluster).await?;
     let fleet = Fleet::start(&cluster, &cloud, 6).pulls_take(Duration::from_secs(2)).await?;
@@ -227,7 +227,7 @@ async fn a_job_stops_at_its_deadline_and_a_retry_completes_it() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_finished_job_is_deleted_after_its_ttl() -> Result<()> {
+async fn a_finished_job_goes_after_its_ttl() -> Result<()> {
     let cluster = Cluster::start().await?;
     let cloud = Cloud::start(&cluster).await?;
     let fleet = Fleet::start(&cluster, &cloud, 2).await?;
@@ -239,7 +239,7 @@ async fn a_finished_job_is_deleted_after_its_ttl() -> Result<()> {
 }
 
 #[tokio::test]
-async fn nodes_that_become_eligible_join_the_job() -> Result<()> {
+async fn newly_eligible_nodes_join_the_job() -> Result<()> {
     let cluster = Cluster::start().await?;
     let cloud = Cloud::start(&cluster).await?;
     let fleet = Fleet::start(&cluster, &cloud, 4).pulls_take(Duration::from_secs(1)).await?;
@@ -261,7 +261,7 @@ async fn nodes_that_become_eligible_join_the_job() -> Result<()> {
 }
 
 #[tokio::test]
-async fn jobs_share_the_nodes_and_each_node_works_on_one_at_a_time() -> Result<()> {
+async fn a_node_works_on_one_job() -> Result<()> {
     const EDGES: usize = 10;
     let cluster = Cluster::start().await?;
     let cloud = Cloud::start(&cluster).await?;
@@ -284,7 +284,7 @@ async fn jobs_share_the_nodes_and_each_node_works_on_one_at_a_time() -> Result<(
 }
 
 #[tokio::test]
-async fn only_changes_of_mutable_fields_take_effect() -> Result<()> {
+async fn only_mutable_fields_change_a_job() -> Result<()> {
     let cluster = Cluster::start().await?;
     let mut cloud = Cloud::start(&cluster).await?;
     let fleet = Fleet::start(&cluster, &cloud, 6).pulls_take(Duration::from_secs(1)).await?;

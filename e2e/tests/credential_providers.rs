@@ -1,5 +1,5 @@
-//! The kubelet's credential provider plugins on the edge: when a plugin is run, what its answer is used for, and how
-//! its failures are reported.
+//! The kubelet's credential provider plugins on the edge: the conditions for running them, the use of their answers,
+//! and the reports of their failures.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
@@ -31,8 +31,8 @@ impl Plugins {
         Ok(Self { _place: place, dir, providers: Vec::new() })
     }
 
-    /// Adds a plugin that is a shell script, in which `$image` is the requested image. Each run adds its name and image
-    /// to the trace.
+    /// Adds a plugin that's a shell script, with the requested image in `$image`. Each run adds its name and image to
+    /// the trace.
     fn plugin(mut self, name: &str, match_image: &str, script: &str) -> Result<Self> {
         let path = self.dir.join("bin").join(name);
         let trace = self.trace();
@@ -101,7 +101,7 @@ fn gives(user: &str, cache_key_type: &str) -> String {
         "cacheDuration": "1h",
         "auth": {"*.*.*.*:PORT": {"username": user, "password": "PASSWORD"}},
     });
-    // The key of the credential needs the port of the image.
+    // The key of the credential must include the port of the image.
     format!(
         "registry=${{image%%/*}}\nsed \"s/PORT/${{registry##*:}}/; s/PASSWORD/$PLUGIN_PASSWORD/\" <<'END'\n{response}\nEND"
     )
@@ -136,7 +136,7 @@ fn reason(status: &prepull_api::crd::status::ImagePrePullJobStatus, image: &str)
 }
 
 #[tokio::test]
-async fn a_plugin_serves_a_job_without_a_secret_and_is_not_run_where_a_secret_serves() -> Result<()> {
+async fn a_plugin_runs_only_without_a_secret() -> Result<()> {
     let registry = Registry::start().user("vault", &password("vault")).user("own", &password("own")).await?;
     let plugins = Plugins::new()?.plugin("vault", registry.host(), &gives("vault", "Image"))?;
     let (edge, _cloud, cluster) = site(&plugins, &[]).await?;
@@ -173,7 +173,7 @@ async fn a_plugin_serves_a_job_without_a_secret_and_is_not_run_where_a_secret_se
 }
 
 #[tokio::test]
-async fn an_answer_is_cached_for_the_scope_that_it_names() -> Result<()> {
+async fn an_answer_is_cached_for_its_scope() -> Result<()> {
     let (shared, each) = (registry_of("shared").await?, registry_of("each").await?);
     let plugins = Plugins::new()?.plugin("shared", shared.host(), &gives("shared", "Registry"))?.plugin(
         "each",
@@ -196,7 +196,7 @@ async fn an_answer_is_cached_for_the_scope_that_it_names() -> Result<()> {
         assert_eq!(runs[..2], of_each, "one for each repository");
         assert_eq!(runs.len(), 3);
     };
-    // The images are pulled in parallel, and once more when every answer is in the cache.
+    // The images are pulled in parallel, and again when every answer is in the cache.
     for name in ["first", "second"] {
         let job = cluster.job(name).on(["edge-1"]).images(&references).policy("Always");
         let status = job.completes().await?;
@@ -210,7 +210,7 @@ async fn an_answer_is_cached_for_the_scope_that_it_names() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_plugin_that_hangs_is_killed_and_named_and_holds_up_nobody_else() -> Result<()> {
+async fn a_hanging_plugin_delays_no_other_pull() -> Result<()> {
     let (locked, open) = (registry_of("alice").await?, Registry::start().await?);
     let plugins = Plugins::new()?;
     let pids = plugins.dir.join("pids");
@@ -239,7 +239,7 @@ async fn a_plugin_that_hangs_is_killed_and_named_and_holds_up_nobody_else() -> R
     all_are_gone(&pids, 2).await
 }
 
-/// Waits until no process of so many runs is left.
+/// Waits until no process of this many runs is left.
 async fn all_are_gone(pids: &Path, runs: usize) -> Result<()> {
     let runs_seen = lines(pids);
     assert_eq!(runs_seen.len(), runs);
@@ -255,7 +255,7 @@ async fn all_are_gone(pids: &Path, runs: usize) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_plugin_that_fails_is_named_and_run_again_and_its_stderr_stays_out_of_the_log() -> Result<()> {
+async fn a_failing_plugin_is_named_and_rerun() -> Result<()> {
     let (flaky, broken, babbles) =
         (registry_of("flaky").await?, registry_of("broken").await?, registry_of("babbles").await?);
     let first_fails = format!("[ $(grep -c ^flaky TRACE) -gt 1 ] || exit 1\n{}", gives("flaky", "Image"));
@@ -298,7 +298,7 @@ async fn pull_by_hand(containerd: &Containerd, flags: &[String], image: &str) ->
 }
 
 #[tokio::test]
-async fn the_pull_command_runs_plugins_and_shows_their_stderr() -> Result<()> {
+async fn the_pull_command_shows_plugins_stderr() -> Result<()> {
     let (good, bad) = (registry_of("good").await?, registry_of("bad").await?);
     let plugins = Plugins::new()?.plugin("good", good.host(), &gives("good", "Global"))?.plugin(
         "bad",

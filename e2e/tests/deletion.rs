@@ -1,10 +1,10 @@
-//! Deletion of jobs: the object is gone at once, and its work on the edges stops.
+//! Deletion of jobs: the object is gone immediately, and its work on the edges stops.
 
 use std::time::Duration;
 
 use prepull_e2e::prelude::*;
 
-/// Size of a layer whose pull takes half a minute over a link of 2 MiB/s.
+/// Size of a layer that takes half a minute over a link of 2 MiB/s.
 const LARGE: u64 = 64 * MIB;
 
 /// A site with one node that is in the middle of a long pull.
@@ -29,7 +29,7 @@ impl MidPull {
         Ok(Self { site, tunnel, node, job, reference })
     }
 
-    /// Deletes the job, which no edge can delay.
+    /// Deletes the job. No edge can delay this.
     async fn delete(&self) -> Result<()> {
         self.job.delete().await?;
         self.job.clone().within(Duration::from_secs(2)).is_gone().await
@@ -64,7 +64,7 @@ impl MidPull {
 }
 
 #[tokio::test]
-async fn deleting_a_job_stops_its_pulls_and_removes_the_object_at_once() -> Result<()> {
+async fn deletion_stops_pulls_immediately() -> Result<()> {
     let mid = MidPull::start().await?;
     mid.delete().await?;
     mid.pull_has_stopped().await?;
@@ -72,11 +72,11 @@ async fn deleting_a_job_stops_its_pulls_and_removes_the_object_at_once() -> Resu
 }
 
 #[tokio::test]
-async fn an_edge_that_was_offline_during_the_deletion_is_told_when_it_is_back() -> Result<()> {
+async fn an_offline_edge_learns_of_the_deletion() -> Result<()> {
     let mid = MidPull::start().await?;
     mid.tunnel.refuse();
     mid.delete().await?;
-    // The edge does not know of the deletion yet.
+    // The edge doesn't know of the deletion yet.
     mid.site.link_carries(MIB).await?;
     assert_eq!(mid.node.ledger()?.len(), 1);
 
@@ -86,7 +86,7 @@ async fn an_edge_that_was_offline_during_the_deletion_is_told_when_it_is_back() 
 }
 
 #[tokio::test]
-async fn an_agent_that_was_down_during_the_deletion_does_not_pull_any_more() -> Result<()> {
+async fn a_job_deleted_without_the_agent_stops() -> Result<()> {
     let mut mid = MidPull::start().await?;
     mid.node.kill9_agent()?;
     mid.delete().await?;
@@ -96,7 +96,7 @@ async fn an_agent_that_was_down_during_the_deletion_does_not_pull_any_more() -> 
 }
 
 #[tokio::test]
-async fn a_job_that_was_deleted_while_the_cloud_was_down_is_stopped_when_the_cloud_is_back() -> Result<()> {
+async fn a_job_deleted_during_an_outage_stops() -> Result<()> {
     let mut mid = MidPull::start().await?;
     mid.site.cloud.kill9()?;
     mid.delete().await?;
@@ -107,7 +107,7 @@ async fn a_job_that_was_deleted_while_the_cloud_was_down_is_stopped_when_the_clo
 }
 
 #[tokio::test]
-async fn the_result_of_a_deleted_job_is_acknowledged() -> Result<()> {
+async fn a_deleted_jobs_result_is_acknowledged() -> Result<()> {
     let mid = MidPull::start().await?;
     mid.tunnel.refuse();
     mid.site.link.throttle(None);

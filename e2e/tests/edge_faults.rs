@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use prepull_api::wire::TUNNEL_PATH;
 use prepull_e2e::prelude::*;
 
-/// The agent fetches nothing that does not fit; the runtime learns only when the disk is full.
+/// The agent fetches no image that doesn't fit; the runtime notices only when the disk is full.
 const BY_RUNTIME: [&str; 4] = ["--disk-min-free", "10%", "--fetch", "runtime"];
 
 /// Checks that not much more than the size of each blob was fetched, however often the pull was interrupted.
@@ -20,14 +20,14 @@ fn pulled_once(site: &Site, image: &Image) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_disk_that_a_pull_has_filled_is_named_and_gets_its_room_back() -> Result<()> {
+async fn a_full_disk_gets_its_room_back() -> Result<()> {
     let site = Site::start().await?;
     let node = site.node("edge-1").await?.disk(32 * MIB).args(&BY_RUNTIME).await?;
     let (_, small) = site.image("small", &[MIB])?;
     let (_, other) = site.image("other", &[2 * MIB])?;
     let (_, large) = site.image("large", &[4 * MIB, 48 * MIB])?;
 
-    // The check finds enough free space; only in the middle of the pull does the disk turn out to be too small.
+    // The check finds enough free space; the disk turns out to be too small only in the middle of the pull.
     let job = site.job("full").images([&small, &large]).on(["edge-1"]).retries(1).apply().await?;
     let status = job.fails().await?;
     let of_large = status.image("edge-1", &large).context("no image")?;
@@ -42,7 +42,7 @@ async fn a_disk_that_a_pull_has_filled_is_named_and_gets_its_room_back() -> Resu
     node.is_connected().await?;
     node.forgets_all_tasks().await?;
 
-    // Nobody but us holds what the pull had fetched: half of it would already fill the rest of the disk.
+    // Only we hold the pull's content: half of it would already fill the rest of the disk.
     eventually("the room is there again", SOON, async || {
         let free = node.containerd().free_space()?;
         ensure!(free > 24 * MIB, "{free} bytes are free");
@@ -60,7 +60,7 @@ async fn a_disk_that_a_pull_has_filled_is_named_and_gets_its_room_back() -> Resu
 }
 
 #[tokio::test]
-async fn what_a_missed_deadline_left_is_removed_when_the_disk_needs_the_room() -> Result<()> {
+async fn leftovers_go_when_room_is_needed() -> Result<()> {
     const LEAST: u64 = 2 * MIB;
     let site = Site::start().await?;
     let node = site.node("edge-1").await?.disk(32 * MIB).args(&BY_RUNTIME).await?;
@@ -83,7 +83,7 @@ async fn what_a_missed_deadline_left_is_removed_when_the_disk_needs_the_room() -
 }
 
 #[tokio::test]
-async fn a_node_that_can_write_nothing_still_tells_how_its_task_ended() -> Result<()> {
+async fn a_readonly_node_still_reports() -> Result<()> {
     let site = Site::start().await?;
     let mut node = site.node("edge-1").await?.without_agent().await?;
     let (_, reference) = site.image("told", &[8 * MIB])?;
@@ -109,7 +109,7 @@ async fn a_node_that_can_write_nothing_still_tells_how_its_task_ended() -> Resul
 }
 
 #[tokio::test]
-async fn a_containerd_that_starts_ten_seconds_after_the_agent_costs_no_try() -> Result<()> {
+async fn a_late_containerd_costs_no_try() -> Result<()> {
     let site = Site::start().await?;
     let mut node = site.node("edge-1").await?.without_agent().args(&["--max-tasks", "2"]).await?;
     let (_, checked) = site.image("checked", &[MIB])?;
@@ -131,7 +131,7 @@ async fn a_containerd_that_starts_ten_seconds_after_the_agent_costs_no_try() -> 
 }
 
 #[tokio::test]
-async fn a_clock_five_minutes_off_changes_nothing() -> Result<()> {
+async fn a_wrong_clock_changes_nothing() -> Result<()> {
     const OFF: i64 = 300;
     let site = Site::with_cloud_args(&["--heartbeat", "1s"]).await?;
     let mut behind = site.node("behind").await?.clock_off_by(-OFF)?.await?;
@@ -163,7 +163,7 @@ async fn a_clock_five_minutes_off_changes_nothing() -> Result<()> {
     let fetched: u64 = image.blobs().iter().map(|blob| site.link.bytes_of(blob)).sum();
     ensure!(fetched < 2 * image.size() + 4 * MIB, "{fetched} bytes for two nodes, {} each", image.size());
 
-    // A deadline also passes in time.
+    // Another deadline passes in time.
     let (_, endless) = site.image("endless", &[8 * MIB])?;
     site.link.throttle(Some(MIB / 8));
     let began = Instant::now();
@@ -182,8 +182,8 @@ fn first_second(node: &EdgeNode) -> Result<i64> {
 }
 
 #[tokio::test]
-async fn a_certificate_renewed_in_the_middle_of_a_job_disturbs_nothing() -> Result<()> {
-    // A certificate is backdated by ten minutes: it is due for renewal within a twentieth of its fifteen minutes, and
+async fn a_renewed_certificate_disturbs_no_job() -> Result<()> {
+    // A certificate is backdated by ten minutes: it's due for renewal within a twentieth of its fifteen minutes, and
     // then once a minute.
     const DUE: Duration = Duration::from_secs(45 + 60 + 20);
     let site = Site::with_cloud_args(&["--edge-cert-ttl", "5m", "--heartbeat", "1s"]).await?;
@@ -225,7 +225,7 @@ async fn a_certificate_renewed_in_the_middle_of_a_job_disturbs_nothing() -> Resu
 }
 
 #[tokio::test]
-async fn an_edge_with_two_addresses_goes_on_over_the_other_one() -> Result<()> {
+async fn an_edge_switches_to_its_second_address() -> Result<()> {
     let site = Site::with_cloud_args(&["--heartbeat", "1s"]).await?;
     let (a, b) = (Proxy::tcp(site.cloud.tunnel_addr())?, Proxy::tcp(site.cloud.tunnel_addr())?);
     let urls = format!("wss://{}{TUNNEL_PATH},wss://{}{TUNNEL_PATH}", a.addr(), b.addr());

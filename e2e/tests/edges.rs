@@ -1,4 +1,4 @@
-//! The list of the edges, as people read it: through the API server's proxy, with the right to that and no other.
+//! The list of the edges, as people read it: through the API server's proxy, with only the right to read it.
 
 use http::Request;
 use kube::Client;
@@ -22,7 +22,7 @@ async fn one(person: &Client, name: &str) -> Result<Edge> {
 
 #[tokio::test]
 #[allow(clippy::too_many_lines, reason = "one story, of one cluster")]
-async fn whoever_may_read_the_edges_sees_them_also_after_a_failover_and_nobody_else_does() -> Result<()> {
+async fn only_readers_of_edges_see_them() -> Result<()> {
     let cluster = Cluster::own().await?;
     let (first_network, second_network) = (Network::new().await?, Network::new().await?);
     let (first_address, second_address) = (first_network.uplink().await?, second_network.uplink().await?);
@@ -69,7 +69,7 @@ async fn whoever_may_read_the_edges_sees_them_also_after_a_failover_and_nobody_e
     );
     let north = EdgeQuery { selector: Selector::parse("topology.kubernetes.io/zone=north")?, ..all.clone() };
     let north = list(&reader, &north).await?;
-    let away = north.items.first().context("nobody is in the north")?;
+    let away = north.items.first().context("the north is empty")?;
     assert_eq!((north.total, away.name.as_str(), away.site.as_deref()), (1, "edge-away", Some("north")));
     ensure!(!away.connected && away.ready && away.last_seen.is_none() && away.version.is_none(), "{away:?}");
 
@@ -87,7 +87,7 @@ async fn whoever_may_read_the_edges_sees_them_also_after_a_failover_and_nobody_e
     let complaints = browser.complaints().await?;
     ensure!(complaints.is_empty(), "{complaints:#?}");
 
-    // A job that goes on over the failover.
+    // A job that continues over the failover.
     let images = ["registry.invalid/a:1"];
     let _job = cluster.job("waits").images(images).on(["edge-away", "sim-0"]).apply().await?;
     browser.click("Jobs").await?;
@@ -102,15 +102,16 @@ async fn whoever_may_read_the_edges_sees_them_also_after_a_failover_and_nobody_e
     };
     ensure!(!marks().await?.iter().any(|mark| mark.contains("Failover")), "there was no failover yet");
 
-    let error = format!("{:#}", list(&somebody, &all).await.err().context("somebody reads the edges")?);
+    let error =
+        format!("{:#}", list(&somebody, &all).await.err().context("an unauthorised user reads the edges")?);
     ensure!(error.contains("services/proxy") && error.contains("orbidden"), "{error}");
 
-    // A standby says who leads, for as long as the Service has it.
+    // A standby names the leader, while the Service still has the standby.
     serve_by(&cluster, SERVICE, "b", second_address, &second).await?;
     let error = format!("{:#}", list(&reader, &all).await.err().context("a standby lists edges")?);
     ensure!(error.contains("not the leader: "), "{error}");
 
-    // The next leader knows those that have come back to it, and tells of the others by their Nodes.
+    // The next leader knows the edges that have come back, and lists the others by their Nodes.
     node.stop_agent()?;
     first.kill9()?;
     second.leads(SOON).await?;
@@ -139,7 +140,7 @@ async fn whoever_may_read_the_edges_sees_them_also_after_a_failover_and_nobody_e
     })
     .await?;
 
-    // What was there in this term is told of when it has gone.
+    // An edge that was connected in this term stays in the list after it has gone.
     fleet.stop().await;
     eventually("two edges were last seen", SOON, async || {
         let gone = list(&reader, &EdgeQuery { connected: Some(false), ..all.clone() }).await?;

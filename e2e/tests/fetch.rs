@@ -1,4 +1,4 @@
-//! The agent downloads, and the runtime unpacks: by `edgecore-prepull pull`, which has the agent's executor and needs no
+//! Downloads by the agent, with unpacking by the runtime. `edgecore-prepull pull` has the agent's executor and needs no
 //! cloud.
 
 use std::process::{Output, Stdio};
@@ -22,7 +22,7 @@ impl Hand {
         Self::start_on(Registry::start(), None).await
     }
 
-    /// The same with another registry, and with containerd's data on a disk of so many bytes if one is given.
+    /// The same with another registry, and with containerd's data on a disk of this many bytes if given.
     pub(crate) async fn start_on(registry: registry::Start, disk: Option<u64>) -> Result<Self> {
         Self::start_with(registry, Containerd::start_on("edge-1", disk)).await
     }
@@ -49,7 +49,7 @@ impl Hand {
         pull_command(&self.containerd, arguments)
     }
 
-    /// Pulls to the end, which must be a good one.
+    /// Pulls to a successful end.
     pub(crate) async fn pulls(&self, arguments: &[&str]) -> Result<String> {
         let output = self.pull(arguments)?.output().await?;
         let said = said(&output);
@@ -57,7 +57,7 @@ impl Hand {
         Ok(said)
     }
 
-    /// Waits until more than so many bytes of blobs of the image have crossed the link.
+    /// Waits until more than this many bytes of the image's blobs have crossed the link.
     pub(crate) async fn has_fetched(&self, image: &Image, bytes: u64) -> Result<()> {
         eventually("the download goes on", SOON, async || {
             let fetched = self.bytes_of(image);
@@ -91,7 +91,7 @@ pub(crate) fn said(output: &Output) -> String {
 }
 
 #[tokio::test]
-async fn what_the_agent_fetched_is_as_if_the_runtime_had_pulled_it() -> Result<()> {
+async fn a_fetch_equals_a_pull_by_the_runtime() -> Result<()> {
     let hand = Hand::start().await?;
     let other = Containerd::start("edge-2").await?;
     let index = Image::multi_arch("fetched")?;
@@ -120,7 +120,7 @@ async fn what_the_agent_fetched_is_as_if_the_runtime_had_pulled_it() -> Result<(
         assert_eq!(hand.containerd.ingests().await?, other.ingests().await?);
         assert_eq!(hand.containerd.leases().await?, other.leases().await?, "nothing is held on to");
 
-        // Everything is there: what the tag points to is asked for, and no blob.
+        // Everything is there: the tag is resolved, and no blob is requested.
         let (blobs, all) = (hand.blob_requests().len(), hand.link.records().len());
         let summary = hand.pulls(&[&reference]).await?;
         ensure!(summary.contains("1 already there"), "{summary}");
@@ -132,7 +132,7 @@ async fn what_the_agent_fetched_is_as_if_the_runtime_had_pulled_it() -> Result<(
 }
 
 #[tokio::test]
-async fn a_tag_that_moves_during_the_download_points_to_what_was_fetched() -> Result<()> {
+async fn a_moving_tag_keeps_the_fetched_image() -> Result<()> {
     let hand = Hand::start().await?;
     let (image, reference) = hand.image("moves", &[4 * MIB])?;
     let next = Image::of_layers("moved", &[4 * MIB])?;
@@ -153,7 +153,7 @@ async fn a_tag_that_moves_during_the_download_points_to_what_was_fetched() -> Re
 }
 
 #[tokio::test]
-async fn a_download_whose_link_is_cut_twenty_times_takes_hardly_more_than_the_image() -> Result<()> {
+async fn twenty_cut_links_cost_hardly_more() -> Result<()> {
     const CUTS: u64 = 20;
     let hand = Hand::start().await?;
     let (image, reference) = hand.image("cut", &[24 * MIB, 24 * MIB, 16 * MIB])?;
@@ -174,7 +174,7 @@ async fn a_download_whose_link_is_cut_twenty_times_takes_hardly_more_than_the_im
 }
 
 #[tokio::test]
-async fn a_download_that_is_killed_goes_on_where_it_was() -> Result<()> {
+async fn a_killed_download_resumes() -> Result<()> {
     const SIZE: u64 = 32 * MIB;
     let mut hand = Hand::start().await?;
     for what in ["agent", "containerd"] {
@@ -204,20 +204,20 @@ async fn a_download_that_is_killed_goes_on_where_it_was() -> Result<()> {
 }
 
 #[tokio::test]
-async fn twenty_power_cuts_in_the_middle_of_a_download_take_hardly_more_than_the_image() -> Result<()> {
+async fn twenty_power_cuts_cost_hardly_more() -> Result<()> {
     const CUTS: u64 = 20;
     let mut hand = Hand::start().await?;
     let (image, reference) = hand.image("power", &[28 * MIB, 20 * MIB, 16 * MIB])?;
     let size = image.size();
-    // On a busy machine, what has crossed the link waits for the agent, and is lost with each cut: the slower the link, the
-    // less that is.
+    // On a busy machine, bytes that have crossed the link wait for the agent and are lost with each cut: the slower the
+    // link, the fewer of them.
     hand.link.throttle(Some(2 * MIB));
     let begun = std::time::Instant::now();
     for cut in 1..=CUTS {
         let before = hand.bytes_of(&image);
         let mut pulling = hand.pull(&["--retries", "30", &reference])?.spawn()?;
         hand.has_fetched(&image, before + (size - before) / (CUTS + 4 - cut)).await?;
-        // Both at once, as the power takes them.
+        // Both at the same time, as in a power cut.
         pulling.start_kill()?;
         hand.containerd.kill9()?;
         let ended = pulling.wait().await?;
@@ -230,14 +230,14 @@ async fn twenty_power_cuts_in_the_middle_of_a_download_take_hardly_more_than_the
     #[allow(clippy::cast_precision_loss)] // far below 2^52
     let ratio = hand.bytes_of(&image) as f64 / size as f64;
     println!("power cut {CUTS} times: {ratio:.4} of {size} bytes, in {:.1?}", begun.elapsed());
-    // The bar is 1.02, and an idle machine stays at half of it; a busy one must not fail here.
+    // The bar is 1.02, and an idle machine needs half of it; a busy one must not fail here.
     ensure!(ratio <= 1.05, "{ratio} of the image");
     ensure!(hand.containerd.has_image(&reference).await?);
     Ok(())
 }
 
 #[tokio::test]
-async fn images_that_share_layers_fetch_each_of_them_once() -> Result<()> {
+async fn images_fetch_shared_layers_once() -> Result<()> {
     let hand = Hand::start().await?;
     let images: Vec<_> = (0..5).map(|n| Image::small(&format!("shares-{n}"))).collect::<Result<_>>()?;
     let references: Vec<_> = images
@@ -262,7 +262,7 @@ async fn images_that_share_layers_fetch_each_of_them_once() -> Result<()> {
 }
 
 #[tokio::test]
-async fn where_layers_are_discarded_once_unpacked_none_of_them_is_downloaded_again() -> Result<()> {
+async fn discarded_layers_are_not_downloaded_again() -> Result<()> {
     let hand = Hand::start_with(Registry::start(), Containerd::start_discarding("edge-1")).await?;
     let image = |name: &str| {
         let image = Image::on_base("discarded", &[2 * MIB, MIB], name, MIB)?;
@@ -272,7 +272,7 @@ async fn where_layers_are_discarded_once_unpacked_none_of_them_is_downloaded_aga
     let ((first, of_first), (second, of_second)) = (image("one")?, image("two")?);
     hand.pulls(&[&of_first]).await?;
     let is_layer = |image: &Image, blob: &str| {
-        // The configuration is no larger than some hundred bytes.
+        // The configuration has at most some hundred bytes.
         std::fs::metadata(image.blob_file(blob)).is_ok_and(|file| file.len() >= MIB)
     };
     let layers = |image: &Image| image.blobs().iter().filter(|blob| is_layer(image, blob)).count();
@@ -285,7 +285,7 @@ async fn where_layers_are_discarded_once_unpacked_none_of_them_is_downloaded_aga
     })
     .await?;
 
-    // Of the second one only what the first one has not: its configuration and its upper layer.
+    // Of the second image only the missing blobs: its configuration and its upper layer.
     let asked = |before: usize| {
         let blobs = hand.blob_requests().split_off(before);
         blobs.into_iter().map(|record| record.path.rsplit('/').next().unwrap_or_default().to_owned())
@@ -297,14 +297,14 @@ async fn where_layers_are_discarded_once_unpacked_none_of_them_is_downloaded_aga
     let mut fetched: Vec<_> = asked(before).collect();
     own.sort();
     fetched.sort();
-    // The configuration tells what is unpacked, and is then fetched as all else is.
+    // The configuration lists the uncompressed digests, and is fetched like any other blob.
     fetched.dedup();
     assert_eq!(fetched, own);
     let before = hand.blob_requests().len();
     hand.pulls(&[&of_first, &of_second]).await?;
     assert_eq!(asked(before).collect::<Vec<_>>(), Vec::<String>::new(), "what is unpacked was fetched again");
 
-    // All is as after pulls by the runtime alone.
+    // Everything is as after pulls by the runtime alone.
     let other = Containerd::start_discarding("edge-2").await?;
     for reference in [&of_first, &of_second] {
         other.pull(reference, None).await?;
@@ -322,7 +322,7 @@ async fn where_layers_are_discarded_once_unpacked_none_of_them_is_downloaded_aga
 }
 
 #[tokio::test]
-async fn an_image_that_does_not_fit_is_refused_before_a_byte_of_it_is_fetched() -> Result<()> {
+async fn an_oversized_image_is_refused_first() -> Result<()> {
     let hand = Hand::start_on(Registry::start(), Some(48 * MIB)).await?;
     let (image, reference) = hand.image("too-large", &[16 * MIB, 16 * MIB])?;
     let output =
@@ -336,15 +336,14 @@ async fn an_image_that_does_not_fit_is_refused_before_a_byte_of_it_is_fetched() 
     assert_eq!(hand.blob_requests(), Vec::new());
     assert_eq!(hand.bytes_of(&image), 0);
 
-    // What the registry tells of the layers decides where it is close: these hardly shrink when they are compressed.
+    // A registry's answer about the layers decides in close cases: these hardly shrink when they are compressed.
     hand.containerd.resize_disk(100 * MIB).await?;
     hand.pulls(&["--retries", "0", "--image-gc-high-threshold", "85%", &reference]).await?;
     Ok(())
 }
 
 #[tokio::test]
-async fn of_two_images_that_fit_alone_and_not_together_one_is_refused_before_a_byte_of_it_is_fetched()
--> Result<()> {
+async fn two_images_that_exceed_the_disk_conflict() -> Result<()> {
     let hand = Hand::start_on(Registry::start(), Some(100 * MIB)).await?;
     // Each takes 24 MiB to download and as much unpacked; 15 MiB stay free.
     let images = ["first", "second"].map(|name| hand.image(name, &[12 * MIB, 12 * MIB]));
@@ -362,7 +361,7 @@ async fn of_two_images_that_fit_alone_and_not_together_one_is_refused_before_a_b
     ensure!(text.contains("1 pulled"), "{text}");
     let mut fetched: Vec<_> = images.iter().map(|(image, _)| hand.bytes_of(image)).collect();
     fetched.sort_unstable();
-    // Besides what the registry tells of how large two layers are unpacked, in four bytes each.
+    // In addition to the registry's answers about the unpacked sizes of two layers, four bytes each.
     ensure!(fetched[0] <= 8 && fetched[1] > 24 * MIB, "{fetched:?}");
 
     hand.link.throttle(None);
@@ -373,7 +372,7 @@ async fn of_two_images_that_fit_alone_and_not_together_one_is_refused_before_a_b
 }
 
 #[tokio::test]
-async fn a_limit_holds_on_the_wire_over_all_images_of_the_node() -> Result<()> {
+async fn a_limit_holds_over_all_images() -> Result<()> {
     /// `--max-download-rate 1MiB`, in bytes a second.
     const RATE: f64 = 1_048_576.0;
     const WINDOW: Duration = Duration::from_secs(10);
@@ -394,8 +393,8 @@ async fn a_limit_holds_on_the_wire_over_all_images_of_the_node() -> Result<()> {
     }
     let output = pulling.wait_with_output().await?;
     ensure!(output.status.success(), "{}", said(&output));
-    // On a busy machine a sample comes late, or its count after its time: so by the time that passed from before the first
-    // count to after the second. The last megabyte is left out: it ends before its window does.
+    // On a busy machine a sample comes late, or its count after its time. So use the time from before the first count
+    // to after the second. The last megabyte is left out: it ends before its window does.
     let last = samples.iter().rposition(|(_, bytes, _)| *bytes < 17 * MIB).unwrap_or(0);
     let rate = |from: usize| {
         let (at, before, _) = samples[from];
@@ -409,13 +408,13 @@ async fn a_limit_holds_on_the_wire_over_all_images_of_the_node() -> Result<()> {
     let most = rates.iter().copied().reduce(f64::max).context("too short")?;
     println!("{} windows of ten seconds: {least:.3} to {most:.3} of the limit", rates.len());
     ensure!(most <= 1.05, "{most:.3} times the limit");
-    // A machine that has no time for the agent makes single windows slower; that all of them are is a fault.
+    // On a machine without time for the agent single windows are slower; if all of them are, it's a fault.
     ensure!(most >= 0.9, "{most:.3} of the limit at best");
     Ok(())
 }
 
 #[tokio::test]
-async fn a_disk_that_fills_up_during_the_download_is_named_and_gets_its_room_back() -> Result<()> {
+async fn a_disk_filled_by_a_download_recovers() -> Result<()> {
     let hand = Hand::start_on(Registry::start(), Some(100 * MIB)).await?;
     let (image, reference) = hand.image("fills", &[16 * MIB, 8 * MIB])?;
     hand.link.throttle(Some(4 * MIB));
@@ -437,7 +436,7 @@ async fn a_disk_that_fills_up_during_the_download_is_named_and_gets_its_room_bac
     Ok(())
 }
 
-/// The time that a pull takes, by the runtime or through the agent.
+/// The duration of a pull, by the runtime or through the agent.
 async fn timed(pull: impl Future<Output = Result<()>>) -> Result<Duration> {
     let begun = std::time::Instant::now();
     pull.await?;
@@ -445,8 +444,7 @@ async fn timed(pull: impl Future<Output = Result<()>>) -> Result<Duration> {
 }
 
 #[tokio::test]
-async fn a_pull_by_the_kubelet_at_the_same_time_downloads_nothing_twice_and_waits_for_no_limit() -> Result<()>
-{
+async fn a_kubelets_pull_shares_the_download() -> Result<()> {
     const SIZE: u64 = 24 * MIB;
     let hand = Hand::start().await?;
     for (name, arguments, agent_first) in [
@@ -482,7 +480,7 @@ async fn a_pull_by_the_kubelet_at_the_same_time_downloads_nothing_twice_and_wait
 }
 
 #[tokio::test]
-async fn a_registry_without_ranges_is_read_from_the_beginning_and_nothing_is_written_twice() -> Result<()> {
+async fn without_ranges_nothing_is_written_twice() -> Result<()> {
     let hand = Hand::start().await?;
     let (image, reference) = hand.image("no-ranges", &[8 * MIB])?;
     hand.link.ignore_ranges();
@@ -501,7 +499,7 @@ async fn a_registry_without_ranges_is_read_from_the_beginning_and_nothing_is_wri
 }
 
 #[tokio::test]
-async fn a_blob_that_arrives_damaged_is_fetched_once_more_from_another_place() -> Result<()> {
+async fn a_damaged_blob_is_fetched_elsewhere() -> Result<()> {
     let hand = Hand::start().await?;
     // A mirror in front of the registry, which damages the layer.
     let mirror = Proxy::http(hand.registry.addr())?;
@@ -522,7 +520,7 @@ async fn a_blob_that_arrives_damaged_is_fetched_once_more_from_another_place() -
     ensure!(mirror.bytes_of(layer) >= MIB && hand.link.bytes_of(layer) >= MIB, "one place alone");
     assert_eq!(hand.containerd.ingests().await?.len(), 0, "what was damaged is in the way of later pulls");
 
-    // Everywhere the same: the image fails, and a later pull is not spoilt.
+    // On all endpoints: the image fails, and a later pull isn't affected.
     let (image, reference) = hand.image("damaged-everywhere", &[MIB])?;
     let layer = image.blobs().last().context("no layer")?;
     mirror.damage(layer);
@@ -535,7 +533,7 @@ async fn a_blob_that_arrives_damaged_is_fetched_once_more_from_another_place() -
 }
 
 #[tokio::test]
-async fn a_busy_registry_is_asked_again_within_the_try() -> Result<()> {
+async fn a_busy_registry_is_asked_within_the_try() -> Result<()> {
     let hand = Hand::start().await?;
     let (_, reference) = hand.image("busy", &[MIB])?;
     hand.link.fail_next_on("/blobs/", 2, 429);
@@ -545,7 +543,7 @@ async fn a_busy_registry_is_asked_again_within_the_try() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_limit_is_not_broken_by_leaving_the_image_to_the_runtime() -> Result<()> {
+async fn no_fallback_breaks_a_limit() -> Result<()> {
     let hand = Hand::start().await?;
     let (image, reference) = hand.image("left", &[MIB])?;
     let mut command = tokio::process::Command::new(prepull_e2e::parts::program("edgecore-prepull")?);
@@ -559,7 +557,7 @@ async fn a_limit_is_not_broken_by_leaving_the_image_to_the_runtime() -> Result<(
 }
 
 #[tokio::test]
-async fn the_status_says_who_has_downloaded_each_image_and_why() -> Result<()> {
+async fn the_status_names_each_downloader() -> Result<()> {
     let site = Site::start().await?;
     let _by_agent = site.node("edge-1").await?.await?;
     let _by_runtime = site.node("edge-2").await?.args(&["--fetch", "runtime"]).await?;
@@ -579,7 +577,7 @@ async fn the_status_says_who_has_downloaded_each_image_and_why() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pull_by_hand_shows_each_layer_that_is_arriving_on_a_terminal() -> Result<()> {
+async fn a_manual_pull_shows_arriving_layers() -> Result<()> {
     let hand = Hand::start().await?;
     let (image, reference) = hand.image("shown", &[3 * MIB, 2 * MIB])?;
     hand.link.throttle(Some(2 * MIB));
@@ -604,13 +602,13 @@ async fn a_pull_by_hand_shows_each_layer_that_is_arriving_on_a_terminal() -> Res
 }
 
 #[tokio::test]
-async fn a_registry_that_is_gone_during_the_last_layer_is_not_needed_any_more() -> Result<()> {
+async fn the_last_layer_outlives_its_registry() -> Result<()> {
     let hand = Hand::start().await?;
     let (image, reference) = hand.image("gone", &[8 * MIB])?;
     hand.link.throttle(Some(4 * MIB));
     let pulling = hand.pull(&["--retries", "0", &reference])?.spawn()?;
     hand.has_fetched(&image, MIB).await?;
-    // The layer arrives on the connection that is open, and there will be no other one.
+    // The layer arrives on the open connection, and no other one is possible.
     hand.link.refuse_more();
     let output = pulling.wait_with_output().await?;
     let text = said(&output);
@@ -620,12 +618,12 @@ async fn a_registry_that_is_gone_during_the_last_layer_is_not_needed_any_more() 
 }
 
 #[tokio::test]
-async fn a_pull_by_hand_outside_of_its_window_says_so_and_fetches_nothing() -> Result<()> {
+async fn a_manual_pull_respects_its_window() -> Result<()> {
     let hand = Hand::start().await?;
     let (image, reference) = hand.image("by-hand", &[MIB])?;
     let opens = jiff::Timestamp::now().checked_add(jiff::SignedDuration::from_hours(5))?;
     let window = format!("{}+1h UTC", opens.strftime("%H:%M"));
-    // Of this time nothing passes, since none of it lies in the window.
+    // None of this time counts, since none of it is in the window.
     let mut pulling = hand
         .pull(&["--download-window", &window, "--timeout", "1s", "--disk-min-free", "0%", &reference])?
         .spawn()?;

@@ -1,5 +1,5 @@
-//! What registries want to be shown before they let the agent download: credentials of each kind, tokens and URLs that
-//! expire in the middle of a blob, and certificates.
+//! Access to registries for the agent's downloads: credentials of each kind, tokens and URLs that expire in the middle
+//! of a blob, and certificates.
 
 use std::path::PathBuf;
 
@@ -23,8 +23,8 @@ fn auth(password: &str) -> Value {
     json!({"auth": STANDARD.encode(format!("{USER}:{password}"))})
 }
 
-/// Pulls an image in one try, during which `happens` when a half has arrived, and what follows has to be asked for anew.
-/// Nothing is downloaded twice.
+/// Pulls an image in one attempt. `happens` is called when half of it has arrived, and the rest needs a new token or
+/// URL. Nothing is downloaded twice.
 async fn pulls_on_after(
     hand: &Hand,
     through: &Proxy,
@@ -58,7 +58,7 @@ async fn pulls_on_after(
 }
 
 #[tokio::test]
-async fn a_token_that_expires_in_the_middle_is_replaced_and_the_download_goes_on() -> Result<()> {
+async fn an_expired_token_is_replaced() -> Result<()> {
     let refresh = password("refresh-token");
     let tokens = TokenServer::start(USER, &refresh).await?;
     let hand = Hand::start_on(Registry::start().tokens_of(&tokens), None).await?;
@@ -78,13 +78,13 @@ async fn a_token_that_expires_in_the_middle_is_replaced_and_the_download_goes_on
 }
 
 #[tokio::test]
-async fn a_url_that_expires_in_the_middle_is_asked_for_anew_and_the_download_goes_on() -> Result<()> {
+async fn an_expired_url_is_replaced() -> Result<()> {
     let hand = Hand::start().await?;
     let storage = Proxy::http(hand.registry.addr())?;
     hand.link.redirect_blobs_to(&storage);
     pulls_on_after(&hand, &storage, &[], |layer| {
         storage.expire_urls();
-        // The next one has expired as well before it is used.
+        // The next one has also expired before it's used.
         storage.fail_next_on(layer, 1, 403);
         Ok(())
     })
@@ -97,7 +97,7 @@ async fn a_url_that_expires_in_the_middle_is_asked_for_anew_and_the_download_goe
 }
 
 #[tokio::test]
-async fn each_kind_of_credential_opens_a_registry_for_the_agent() -> Result<()> {
+async fn each_credential_kind_opens_a_registry() -> Result<()> {
     let (secret, refresh) = (password(USER), password("refresh-token"));
     let wrong = password("of-somebody-else");
     let hand = Hand::start_on(Registry::start().user(USER, &secret), None).await?;
@@ -111,7 +111,7 @@ async fn each_kind_of_credential_opens_a_registry_for_the_agent() -> Result<()> 
         ("password", by_password, auth(&secret), &[][..]),
         ("password-for-token", by_token, auth(&secret), &["password"][..]),
         ("identity-token", by_token, identity, &["refresh_token"][..]),
-        // A token that somebody else has got, which containerd itself could not show.
+        // A token obtained for another client, which containerd itself couldn't present.
         ("registry-token", by_token, handed_on, &[][..]),
     ] {
         let repository = format!("team/{name}");
@@ -146,8 +146,7 @@ async fn each_kind_of_credential_opens_a_registry_for_the_agent() -> Result<()> 
 }
 
 #[tokio::test]
-async fn a_mirror_of_hosts_toml_with_a_ca_and_a_client_certificate_of_its_own_serves_the_image() -> Result<()>
-{
+async fn a_mirror_with_its_own_ca_serves() -> Result<()> {
     let (servers, clients) = (Authority::new("servers")?, Authority::new("clients")?);
     let mirror = Registry::start().named("mirror.example").tls(&servers).clients_of(&clients).await?;
     let containerd = Containerd::start("edge-1").await?;
@@ -157,7 +156,7 @@ async fn a_mirror_of_hosts_toml_with_a_ca_and_a_client_certificate_of_its_own_se
     hand.registry.seed(&image, "team/mirrored:v1")?;
     let reference = "upstream.example/team/mirrored:v1";
     let pair: (PathBuf, PathBuf) = clients.server(&clients.place().new_dir("client")?, &["edge-1"])?;
-    // Nothing listens at the registry itself.
+    // The registry itself has no listener.
     let closed = prepull_e2e::ports::Port::reserve()?;
     let route = |client: &str| {
         hand.containerd.own_registry_host("upstream.example", |hosts| {
@@ -191,7 +190,7 @@ async fn the_runtime_pulls_where_the_agent_cannot_connect() -> Result<()> {
     let trusted_by_runtime = Authority::new("servers")?;
     let secure = Registry::start().named("secure.example").tls(&trusted_by_runtime).await?;
     let hand = Hand::start_on(Registry::start().named("harbor.example"), None).await?;
-    // What the agent sees leads to an address where nothing listens, and to a certificate that it doesn't trust.
+    // The agent's own view leads to an address without a listener, and to a certificate that it doesn't trust.
     let (closed, seen) = (prepull_e2e::ports::Port::reserve()?, hand.containerd.dir().join("seen"));
     for (registry, addr) in [(&hand.registry, closed.addr()), (&secure, secure.addr())] {
         let dir = seen.join(registry.host());
@@ -206,7 +205,7 @@ async fn the_runtime_pulls_where_the_agent_cannot_connect() -> Result<()> {
     };
     for (registry, error) in [(&hand.registry, "onnection refused"), (&secure, "certificate")] {
         let reference = registry.seed(&Image::small(error)?, "team/seen:v1")?;
-        // A limit and a choice of the agent stay what they are.
+        // A limit and `--fetch=agent` still apply.
         for more in [["--max-download-rate", "1MiB"], ["--fetch", "agent"]] {
             let output = pull("0", &more, &reference)?.output().await?;
             let text = said(&output);
@@ -217,7 +216,7 @@ async fn the_runtime_pulls_where_the_agent_cannot_connect() -> Result<()> {
         ensure!(output.status.success() && said(&output).contains("1 pulled"), "{}", said(&output));
         ensure!(hand.containerd.has_image(&reference).await?);
     }
-    // Where the runtime fails as well, the agent's words count, and one more try doesn't ask it again.
+    // If the runtime fails as well, we report the agent's error, and a further attempt doesn't ask the runtime again.
     hand.containerd.own_registry_host("harbor.example", |hosts| {
         let dir = hosts.join("harbor.example");
         std::fs::create_dir_all(&dir)?;
@@ -246,7 +245,7 @@ async fn a_snapshotter_elsewhere_can_be_limited() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_server_alone_is_read_as_the_runtime_does() -> Result<()> {
+async fn a_server_alone_is_read_like_containerd() -> Result<()> {
     let hand = Hand::start().await?;
     let image = Image::small("alone")?;
     hand.registry.seed(&image, "team/alone:v1")?;

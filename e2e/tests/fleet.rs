@@ -35,7 +35,7 @@ async fn a_fleet_connects_works_and_comes_back() -> Result<()> {
     Ok(())
 }
 
-/// Limit for a job whose links break all the time. An idle machine takes up to 45 s.
+/// Limit for a job with links that break all the time. An idle machine takes up to 45 s.
 const ENDS: Duration = Duration::from_secs(180);
 
 /// Runs a job of three images over a fleet with this behaviour, and checks that nothing was lost or repeated.
@@ -73,7 +73,7 @@ const FAULTS: Option<u32> = Some(5);
 const SLOW: PullTime = PullTime::Between(Duration::from_millis(200), Duration::from_secs(2));
 
 #[tokio::test]
-async fn links_that_break_all_the_time_lose_and_repeat_nothing() -> Result<()> {
+async fn breaking_links_lose_nothing() -> Result<()> {
     let disconnect_every = Some(Duration::from_secs(2));
     let behaviour =
         Behaviour { pull: SLOW, disconnect_every, most_faults: FAULTS, seed: 1, ..Behaviour::default() };
@@ -86,7 +86,7 @@ async fn links_that_break_all_the_time_lose_and_repeat_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn edges_that_restart_all_the_time_pull_again_only_what_was_under_way() -> Result<()> {
+async fn restarting_edges_repeat_only_running_pulls() -> Result<()> {
     let restart_every = Some(Duration::from_secs(4));
     let behaviour =
         Behaviour { pull: SLOW, restart_every, most_faults: FAULTS, seed: 2, ..Behaviour::default() };
@@ -99,7 +99,7 @@ async fn edges_that_restart_all_the_time_pull_again_only_what_was_under_way() ->
 }
 
 #[tokio::test]
-async fn all_faults_together_and_a_killed_cloud_lose_and_repeat_nothing() -> Result<()> {
+async fn all_faults_together_lose_nothing() -> Result<()> {
     let behaviour = Behaviour {
         pull: SLOW,
         fail_rate: 0.05,

@@ -1,6 +1,6 @@
-//! Floods against the real program, by somebody without certificate and token: honest edges are in within ten seconds,
-//! joins succeed, and the kubelet's probes are answered. Each kind alone, and in numbers, is tested in
-//! cloudcore-prepull/tests/tunnel/floods.rs.
+//! Floods against the real program, by a client without certificate and token. Honest edges must be connected within
+//! ten seconds, joins succeed, and the kubelet's probes are answered. cloudcore-prepull/tests/tunnel/floods.rs tests
+//! each kind alone, with figures.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -24,11 +24,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsConnector;
 
-/// Edges that come back at once.
+/// Edges that come back at the same time.
 const EDGES: usize = 100;
-/// The bar: everybody honest is in within this time.
+/// The bar: all honest edges are connected within this time.
 const IN_TIME: Duration = Duration::from_secs(10);
-/// Connections that a flood holds open at most: all floods at once share the open files of this process.
+/// Most connections of one flood: together the floods share the open files of this process.
 const HELD: usize = 3000;
 /// The timeout of the liveness probe in deployment.yaml, and a second for this machine.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(4);
@@ -63,19 +63,19 @@ async fn request(tls: &Arc<ClientConfig>, from: u8, to: SocketAddr, request: &st
         let mut stream = TlsConnector::from(Arc::clone(tls)).connect(name, stream).await?;
         stream.write_all(request.as_bytes()).await?;
         let mut answer = String::new();
-        // The server may close without the alert that says so.
+        // The server may close without the alert for it.
         let _ = stream.read_to_string(&mut answer).await;
         anyhow::Ok(answer)
     };
     timeout(IN_TIME, exchange).await.context("no answer")?
 }
 
-/// A certificate signing request, as good as any.
+/// A certificate signing request, valid in form.
 fn signing_request() -> Result<String> {
     Ok(CertificateParams::default().serialize_request(&KeyPair::generate()?)?.pem()?)
 }
 
-/// A request to join with a token of the right form that nobody has made.
+/// A request to join with a token of the right form that was never issued.
 fn wrong_join(csr: &str, n: u32) -> String {
     let token = format!("{n:012x}.{}", "0".repeat(64));
     let body = serde_json::json!({ "node": "edge-1", "token": token, "csr": csr }).to_string();
@@ -93,7 +93,7 @@ async fn wrong_tokens(tls: &Arc<ClientConfig>, from: u8, to: SocketAddr, sent: &
     }
 }
 
-/// Makes a token and joins with it at once, as a person does.
+/// Creates a token and joins with it immediately, like a person.
 async fn join(cloud: &Cloud, node: &str, state_dir: &Path) -> Result<Duration> {
     let token = cloud.token(node).await?;
     let begun = Instant::now();
@@ -101,7 +101,7 @@ async fn join(cloud: &Cloud, node: &str, state_dir: &Path) -> Result<Duration> {
     Ok(begun.elapsed())
 }
 
-/// Probes as the kubelet does, `count` times, and returns the longest time.
+/// Probes like the kubelet, `count` times, and returns the longest time.
 async fn probe(cloud: &Cloud, count: usize) -> Result<Duration> {
     let mut longest = Duration::ZERO;
     for _ in 0..count {
@@ -118,16 +118,16 @@ async fn probe(cloud: &Cloud, count: usize) -> Result<Duration> {
     Ok(longest)
 }
 
-/// With as few open files as many systems allow. The leader's probes count, and so do edges that come meanwhile.
+/// With few open files, as many systems allow. The leader's probes count, and edges that connect during the flood.
 #[tokio::test]
-async fn idle_metric_connections_neither_delay_a_probe_nor_keep_an_edge_out() -> Result<()> {
+async fn idle_connections_delay_no_probe() -> Result<()> {
     let cluster = Cluster::start().await?;
     cluster.edge_nodes(&["honest"]).await?;
     let cloud = Cloud::start(&cluster).await?;
     let few = Rlimit { current: Some(1024), maximum: Some(1024) };
     prlimit(Pid::from_raw(cloud.process()?.pid().try_into()?), Resource::Nofile, few)?;
     let flood = Flood::start(elsewhere(66), cloud.metrics_addr(), 1000, Vec::new(), HELD)?;
-    // More than it may have files open.
+    // More than its limit of open files.
     flood.has_opened(1500).await?;
     let longest = probe(&cloud, 10).await?;
     let begun = Instant::now();
@@ -142,9 +142,9 @@ async fn idle_metric_connections_neither_delay_a_probe_nor_keep_an_edge_out() ->
 }
 
 /// Silent connections, half handshakes, idle metric connections and wrong tokens, each from an address of its own, and
-/// some from that of the edges as well, and then a fleet that connects at once, a node that joins, and probes.
+/// some from that of the edges as well. Then a fleet connects at once, a node joins, and we probe.
 #[tokio::test]
-async fn all_floods_at_once_keep_nobody_out() -> Result<()> {
+async fn all_floods_keep_no_edge_out() -> Result<()> {
     let cluster = Cluster::start().await?;
     let cloud = Cloud::start(&cluster).await?;
     let (tls, dir) = (anybody(&cluster).await?, Place::here()?.new_dir("edge-1")?);
@@ -184,15 +184,15 @@ async fn all_floods_at_once_keep_nobody_out() -> Result<()> {
          {joined:?}, probes up to {probed:?}; {memory} MiB"
     );
     ensure!(joined < IN_TIME, "the join took {joined:?}");
-    ensure!(rates.iter().sum::<f64>() > 600.0 && sent.into_inner() > 10, "the attack is none");
+    ensure!(rates.iter().sum::<f64>() > 600.0 && sent.into_inner() > 10, "too weak an attack");
     // Far below the limit of the Deployment, although a build without optimisation takes more.
     ensure!(memory < 200, "{memory} MiB");
     Ok(())
 }
 
-/// The API server hears of a bounded number of them, and a token that was made a moment ago is good.
+/// The API server gets a bounded number of them, and a new token still works.
 #[tokio::test]
-async fn wrong_tokens_refuse_no_valid_one_and_spare_the_api_server() -> Result<()> {
+async fn wrong_tokens_refuse_no_valid_one() -> Result<()> {
     let cluster = Cluster::start().await?;
     let api = ApiProxy::start(&cluster, 1)?;
     let cloud = Cloud::start(&cluster).through(&api).await?;
@@ -202,7 +202,7 @@ async fn wrong_tokens_refuse_no_valid_one_and_spare_the_api_server() -> Result<(
     let reads = || api.count(Requests::verbs(&[Verb::Get]).on("secrets"));
     let before = reads();
     let honest = async {
-        // More than were ever allowed from one address, and more than may be looked up at once.
+        // More than were ever allowed from one address, and more than may be looked up at the same time.
         while sent.load(Ordering::Relaxed) < 250 {
             sleep(Duration::from_millis(20)).await;
         }
@@ -210,7 +210,7 @@ async fn wrong_tokens_refuse_no_valid_one_and_spare_the_api_server() -> Result<(
     };
     let joined = tokio::select! {
         joined = honest => joined?,
-        // So many at a time that they come faster than the API server may be asked.
+        // Enough at a time to exceed the allowed rate of requests to the API server.
         _ = join_all([66, 67, 1].repeat(4).into_iter().map(|from| wrong_tokens(&tls, from, enroll, &sent))) => {
             bail!("no flood of tokens")
         }
@@ -220,14 +220,14 @@ async fn wrong_tokens_refuse_no_valid_one_and_spare_the_api_server() -> Result<(
         "{sent} wrong tokens in {took:?}, {reads} reads of Secrets; a join beside them took {joined:?}"
     );
     ensure!(joined < IN_TIME);
-    // A hundred at once and twenty a second, and what the commands of the test read.
+    // A hundred at the start and twenty a second, and the reads of the test's commands.
     ensure!(f64::from(u32::try_from(reads)?) < 120.0 + 20.0 * took.as_secs_f64(), "{reads} reads");
     Ok(())
 }
 
 /// The rights are those of components/metrics-secure, and the tokens those of the API server.
 #[tokio::test]
-async fn protected_metrics_are_for_those_who_may_read_them_and_probes_for_all() -> Result<()> {
+async fn protected_metrics_need_a_right() -> Result<()> {
     let cluster = Cluster::own().await?;
     cluster.apply_file(&parts::workspace().join("manifests/components/metrics-secure/rbac.yaml")).await?;
     let (authority, dir) = (Authority::new("metrics")?, Place::here()?.new_dir("metrics")?);
@@ -260,7 +260,7 @@ async fn protected_metrics_are_for_those_who_may_read_them_and_probes_for_all() 
             "{path}: {answer}"
         );
     }
-    // The kubelet probes as before, and nobody reads the metrics in plain text.
+    // The kubelet probes as before, and the metrics can't be read in plain text.
     probe(&cloud, 1).await?;
     let (status, body) = plain_http::get(cloud.metrics_addr(), "/metrics").await?;
     ensure!(status == 403 && body.contains("https"), "{status} {body}");

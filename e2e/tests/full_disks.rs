@@ -1,4 +1,4 @@
-//! Disks that are full of images that nothing needs: they count as free, and `--make-room` removes them, or the kubelet does.
+//! Disks full of images that nothing needs: they count as free, and `--make-room` removes them, or the kubelet does.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 
 /// A box of 16 GB, scaled down.
 const DISK: u64 = 160 * MIB;
-/// A layer that all versions have, and that of each.
+/// A common layer of all versions, and the layer of each.
 const BASE: u64 = 4 * MIB;
 const OWN: u64 = 4 * MIB;
-/// To an agent whose clock is an hour fast, no image is too new to be removed.
+/// To an agent with a clock that's an hour fast, no image is too new for removal.
 const HOUR: i64 = 3600;
 /// The defaults, which the harness has turned off.
 const RULES: [&str; 4] = ["--disk-min-free", "10%", "--image-gc-high-threshold", "85%"];
@@ -100,24 +100,24 @@ async fn a_refusal_says_what_could_go() -> Result<()> {
     ensure!(reason.contains("removing an image that nothing needs") && reason.contains(&old), "{reason}");
     ensure!(reason.contains("--make-room"), "{reason}");
     ensure!(node.has_image(&old).await?, "only --make-room removes it");
-    // What was asked for is how large layers are when they are unpacked.
+    // Only the unpacked sizes of layers were requested.
     ensure!(fetched() - before < MIB / 16, "{} bytes were fetched", fetched() - before);
     Ok(())
 }
 
 /// The disk of a worker, which has the agent's own image as well.
 const DISK_OF_WORKER: u64 = 512 * MIB;
-/// The layer of a version there. It's on the disk as it came, and unpacked.
+/// The layer of a version there. It's on the disk both compressed and unpacked.
 const LAYER: u64 = 12 * MIB;
 
-/// Literals for the agent's settings that make its clock an hour fast. The library for that is on the disk that its pod has
-/// mounted.
+/// Literals for the agent's settings that make its clock an hour fast. The library for that is on the disk that its pod
+/// has mounted.
 fn fast_clock(edge: &Worker) -> Result<String> {
     let dir = "/var/lib/containerd/clock";
     std::fs::create_dir_all(edge.path(dir))?;
     let library = parts::libfaketime()?;
     let of_system = library.ancestors().nth(2).context("no directory")?;
-    // The image of the agent may lack the second one, which the first one needs.
+    // The agent's image may lack the second library, which the first one needs.
     for file in [of_system.join("libm.so.6"), library.clone()] {
         let name = file.file_name().context("no name")?;
         std::fs::copy(&file, edge.path(dir).join(name)).with_context(|| file.display().to_string())?;
@@ -153,7 +153,7 @@ async fn the_kubelet_makes_room_and_evicts_nothing() -> Result<()> {
     let running = registry.seed(&Image::small("running")?, "shop/running:v1")?;
     cluster.apply(&pods::pod("running", "edge-1", &running, None).to_string()).await?;
     cluster.kubectl(&["wait", "--for=condition=Ready", "pod/running", "--timeout=60s"]).await?;
-    // Its defaults, but for the age of an image.
+    // Its defaults, except for the age of an image.
     let kubelet = json!({
         "evictionHard": {"memory.available": "1Mi", "nodefs.available": "0%", "imagefs.available": "15%"},
         "imageGCHighThresholdPercent": 85, "imageMinimumGCAge": "1s",
@@ -190,7 +190,7 @@ async fn the_kubelet_makes_room_and_evicts_nothing() -> Result<()> {
         assert_eq!(status["phase"], "Running", "{name}: {status}");
         assert_eq!(status["containerStatuses"][0]["restartCount"], 0, "{name}: {status}");
     }
-    // What is there goes on. What is new has to wait.
+    // Present images continue to work. New ones must wait.
     cluster.apply(&pods::pod("late", "edge-1", &running, None).to_string()).await?;
     eventually("the kubelet refuses a new pod", SOON, async || {
         let status = ["get", "pod", "late", "--output=jsonpath={.status}"];

@@ -12,15 +12,15 @@ use prepull_e2e::cluster::NAMESPACE;
 use prepull_e2e::prelude::*;
 use tokio::net::TcpStream;
 
-/// Lease duration that the harness sets: how long a standby waits.
+/// Lease duration in the harness: the wait of a standby.
 const LEASE: Duration = Duration::from_secs(4);
-/// Renew deadline that the harness sets: when a leader that cannot renew ends.
+/// Renew deadline in the harness: time after which a leader that can't renew ends.
 const DEADLINE: Duration = Duration::from_secs(3);
-/// Retry period that the harness sets: how often the Lease is checked.
+/// Retry period in the harness: interval of checking the Lease.
 const PERIOD: Duration = Duration::from_millis(500);
-/// Limit for what an idle machine does at once: to read jobs and nodes and to listen, or to end.
+/// Limit for actions that take no time on an idle machine: reading jobs and nodes and listening, or ending.
 const AT_ONCE: Duration = Duration::from_secs(2);
-/// Limit for a standby to lead if it has to wait for the Lease to expire.
+/// Limit for a standby to lead after waiting for the Lease to expire.
 const FAILOVER: Duration = Duration::from_secs(10);
 /// Heartbeat. A dead session is noticed after two of them.
 const FLAGS: [&str; 2] = ["--heartbeat", "1s"];
@@ -73,7 +73,7 @@ impl Pair {
         .await
     }
 
-    /// Starts simulated edges whose pulls take a while.
+    /// Starts simulated edges with pulls that take a while.
     async fn fleet(&self, edges: usize) -> Result<Fleet> {
         Fleet::start(&self.cluster, &self.first, edges).pulls_take(Duration::from_millis(200)).await
     }
@@ -114,7 +114,7 @@ async fn gauges(cloud: &Cloud) -> Result<[String; 2]> {
         .map(|name| metrics.sum(&format!("cloudcore_prepull_{name}"), &[]).to_string()))
 }
 
-/// Time at which the program logged that it lost its leadership.
+/// Time at which the program logged the loss of its leadership.
 fn lost_at(cloud: &Cloud) -> Result<Timestamp> {
     let log = cloud.log();
     let line = log.lines().find(|line| line.contains("leadership is lost")).context("it has said nothing")?;
@@ -162,7 +162,7 @@ async fn a_leader_that_is_terminated_hands_over() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_leader_killed_in_the_middle_of_a_job_is_followed_when_its_lease_runs_out() -> Result<()> {
+async fn a_killed_leader_is_followed() -> Result<()> {
     let mut pair = Pair::start().await?;
     let fleet = pair.fleet(60).await?;
     let job = pair.under_way(&fleet, "killed").await?;
@@ -172,7 +172,7 @@ async fn a_leader_killed_in_the_middle_of_a_job_is_followed_when_its_lease_runs_
     pair.second.leads(FAILOVER).await?;
     let took = began.elapsed();
     eprintln!("the successor was ready {took:?} after SIGKILL");
-    // The last renewal was at most one period ago; until its lease expires nobody can know that the leader is gone.
+    // The last renewal was at most one period ago; until its lease expires no replica can know that the leader is gone.
     ensure!(took + 2 * PERIOD > LEASE, "{took:?}: the Lease was not respected");
     ends_right(&job, &fleet, 1).await
 }
@@ -207,7 +207,7 @@ async fn a_pull_goes_on_under_the_next_leader() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_leader_that_was_frozen_ends_without_having_written_anything() -> Result<()> {
+async fn a_frozen_leader_writes_nothing() -> Result<()> {
     let mut pair = Pair::start().await?;
     let fleet = pair.fleet(60).await?;
     let job = pair.under_way(&fleet, "frozen").await?;
@@ -241,7 +241,7 @@ async fn a_leader_that_was_frozen_ends_without_having_written_anything() -> Resu
 }
 
 #[tokio::test]
-async fn a_leader_without_the_api_server_ends_before_another_one_can_lead() -> Result<()> {
+async fn a_cut_off_leader_ends_first() -> Result<()> {
     let cluster = Cluster::start().await?;
     let config = std::fs::read_to_string(cluster.cloudcore_kubeconfig())?;
     let mut config: serde_json::Value = serde_json::from_str(&config)?;
@@ -269,7 +269,7 @@ async fn a_leader_without_the_api_server_ends_before_another_one_can_lead() -> R
 }
 
 #[tokio::test]
-async fn of_two_replicas_that_start_together_one_leads() -> Result<()> {
+async fn one_of_two_replicas_leads() -> Result<()> {
     let cluster = Cluster::start().await?;
     let start = Cloud::start(&cluster).standby().args(&FLAGS);
     let (mut one, mut other) = tokio::try_join!(start.into_future(), second(&cluster))?;

@@ -45,7 +45,7 @@ async fn a_cluster_keeps_its_data_over_a_restart() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_cluster_refuses_what_the_role_of_cloudcore_lacks() -> Result<()> {
+async fn the_clusters_rbac_is_enforced() -> Result<()> {
     let cluster = Cluster::start().await?;
     let cloudcore = cluster.cloudcore_client().await?;
     Api::<Node>::all(cloudcore.clone())
@@ -65,7 +65,7 @@ async fn the_cluster_refuses_what_the_role_of_cloudcore_lacks() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_existing_cluster_is_left_as_it_was() -> Result<()> {
+async fn an_existing_cluster_stays_the_same() -> Result<()> {
     let own = Cluster::start_empty().await?;
     own.node("theirs").create().await?;
     let lent = Cluster::existing(own.kubeconfig()).await?;
@@ -120,7 +120,7 @@ async fn a_shared_cluster_is_empty_for_the_next_test() -> Result<()> {
     let pods = Api::<Pod>::all(second.cloudcore_client().await?).list(&ListParams::default()).await;
     ensure!(pods.is_err(), "cloudcore still has the rights that Kruise's API needs");
 
-    // Nobody else gets the server of a test that runs, nor of one that was killed.
+    // No other test gets the server of a running test, nor that of a killed one.
     ensure!(!own.join("0/idle").exists(), "it is marked as idle while a test has it");
     let third = Cluster::shared(&own).await?;
     ensure!(third.kubeconfig() != server, "two tests have the same server");
@@ -128,13 +128,13 @@ async fn a_shared_cluster_is_empty_for_the_next_test() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_registry_serves_only_users_with_the_right_password() -> Result<()> {
+async fn a_registry_checks_passwords() -> Result<()> {
     let registry = Registry::start().user("alice", &password("alice")).await?;
     let containerd = Containerd::start("edge-1").await?;
     let image = Image::small("one")?;
     let reference = registry.seed(&image, "team/app:v1")?;
 
-    ensure!(containerd.pull(&reference, None).await.is_err(), "pulled as nobody");
+    ensure!(containerd.pull(&reference, None).await.is_err(), "pulled without a user");
     let wrong = containerd.pull(&reference, Some(("alice", &password("bob")))).await;
     let message = format!("{:#}", wrong.expect_err("a wrong password serves"));
     ensure!(message.contains("401"), "the reason is not the registry's: {message}");
@@ -157,7 +157,7 @@ async fn a_registry_serves_only_users_with_the_right_password() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_registry_with_tls_and_a_name_is_pushed_to_and_pulled_from() -> Result<()> {
+async fn a_registry_with_tls_works() -> Result<()> {
     let authority = Authority::new("a CA of its own")?;
     let registry =
         Registry::start().named("harbor.example").user("bob", &password("bob")).tls(&authority).await?;
@@ -188,7 +188,7 @@ async fn restarted_parts_keep_address_and_data() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_proxy_cuts_connections_injects_errors_and_records_requests() -> Result<()> {
+async fn a_proxy_cuts_fails_and_records() -> Result<()> {
     let registry = Registry::start().user("alice", &password("alice")).await?;
     let proxy = Proxy::http(registry.addr())?;
     registry.route_through(&proxy)?;
@@ -287,7 +287,7 @@ async fn sigkill_leaves_nothing_behind() -> Result<()> {
     Ok(())
 }
 
-/// Group, id and command line of the processes whose command line contains a text.
+/// Group, id and command line of the processes with a text in their command line.
 fn processes_with(text: &str) -> Result<Vec<String>> {
     processes(|line| line.contains(text))
 }
@@ -304,7 +304,7 @@ fn processes(which: impl Fn(&str) -> bool) -> Result<Vec<String>> {
 }
 
 #[tokio::test]
-async fn a_run_beside_a_kept_demo_takes_another_directory_for_its_logs() -> Result<()> {
+async fn a_kept_demo_keeps_its_logs() -> Result<()> {
     let place = Place::here()?;
     let logs = place.new_dir("logs")?;
     std::fs::write(logs.join(".prepull-e2e-logs"), "")?;
@@ -321,7 +321,7 @@ async fn a_run_beside_a_kept_demo_takes_another_directory_for_its_logs() -> Resu
             "-c",
             &format!("echo in $PREPULL_E2E_LOGS.; exit {status}"),
         ]);
-        // A cluster that is never used, so that none has to be found.
+        // An unused cluster, so that none is looked for.
         command.env("PREPULL_E2E_KUBECONFIG", "none").env("PREPULL_E2E_LOGS", &logs).env_remove("KEEP");
         let output = command.kill_on_drop(true).output().await?;
         let said = [output.stdout, output.stderr].concat();
@@ -332,7 +332,7 @@ async fn a_run_beside_a_kept_demo_takes_another_directory_for_its_logs() -> Resu
     ensure!(status == Some(0) && said.contains(&format!("in {}-2.", logs.display())), "{said}");
     assert_eq!(std::fs::read_to_string(logs.join("demo.log"))?, "kept");
 
-    // The demo has ended. This run is interrupted, and not failed.
+    // The demo has ended. This run is interrupted, and hasn't failed.
     keeper.kill().await?;
     let (status, said) = run(130).await?;
     ensure!(status == Some(130) && said.contains(&format!("in {}.", logs.display())), "{said}");

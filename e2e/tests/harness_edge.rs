@@ -4,7 +4,7 @@ use prepull_e2e::cleanup::eventually;
 use prepull_e2e::prelude::*;
 
 #[tokio::test]
-async fn every_part_of_an_edge_node_can_be_stopped_and_restarted() -> Result<()> {
+async fn every_part_of_a_node_restarts() -> Result<()> {
     let cluster = Cluster::start().await?;
     let cloud = Cloud::start(&cluster).args(&["--heartbeat", "1s"]).await?;
     let registry = Registry::start().user("alice", &password("alice")).await?;
@@ -55,7 +55,7 @@ async fn every_part_of_an_edge_node_can_be_stopped_and_restarted() -> Result<()>
 }
 
 #[tokio::test]
-async fn one_node_alone_can_reach_a_registry_through_a_proxy() -> Result<()> {
+async fn one_node_can_have_a_proxy() -> Result<()> {
     let registry = Registry::start().await?;
     let proxy = Proxy::http(registry.addr())?;
     let (near, far) = tokio::try_join!(Containerd::start("near"), Containerd::start("far"))?;

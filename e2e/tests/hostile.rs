@@ -17,14 +17,14 @@ use tokio_tungstenite::tungstenite::Message;
 const HONEST: usize = 25;
 const AT_A_TIME: i64 = 5;
 /// Memory that the cloud may gain under attack: 512 handshakes of some ten KiB each, four connections of the attacker's
-/// node with up to 4 MiB of queued messages and 1 MiB of an incoming one each, and what the allocator keeps of it.
+/// node with up to 4 MiB of queued messages and 1 MiB of an incoming one each, and overhead of the allocator.
 const MEMORY: u64 = 64 * MIB;
 /// Limit for the job of the honest edges, which takes five seconds without an attack.
 const IN_TIME: Duration = Duration::from_secs(30);
-/// Duration of one round of an attack that would not end by itself.
+/// Duration of one round of an attack that wouldn't end by itself.
 const BURST: Duration = Duration::from_secs(3);
-/// Inputs that the controller may receive at once, and in each second: those that one session is allowed (400, and 150
-/// a second) and those of the honest edges. Without a limit there would be tens of thousands.
+/// Inputs to the controller at once, and in each second: the allowance of one session (400, and 150 a second) and those
+/// of the honest edges. Without a limit there would be tens of thousands.
 const TAKEN_IN: (f64, f64) = (400.0 + 200.0, 150.0 + 150.0);
 /// Connections of an attack, nearly twice as many as the cloud allows to be in a handshake.
 const CONNECTIONS: usize = 1000;
@@ -123,7 +123,7 @@ fn task(job: &JobUid, attempt: u32) -> TaskId {
     TaskId { job: job.clone(), attempt }
 }
 
-/// A result with this outcome, for so many images.
+/// A result with this outcome, for this many images.
 fn result(job: &JobUid, outcome: TaskOutcome, images: usize) -> EdgeMessage {
     let image =
         ImageResult { reason: "forged".to_owned(), attempts: 1, ..ImageResult::new(ImageOutcome::Failed) };
@@ -150,7 +150,7 @@ fn progress(job: &JobUid, index: u32) -> EdgeMessage {
 }
 
 #[tokio::test]
-async fn garbage_ends_only_the_session_that_sent_it() -> Result<()> {
+async fn garbage_ends_only_its_session() -> Result<()> {
     let scene = Scene::start().await?;
     let attack = async |_| {
         for frame in [
@@ -164,7 +164,7 @@ async fn garbage_ends_only_the_session_that_sent_it() -> Result<()> {
             let mut wire = scene.intruder.open_session().await?;
             let _ = wire.send_frame(frame).await; // the cloud may hang up before the end of it
             let reason = wire.read_to_close().await?;
-            // The reason can be lost if the cloud closes the connection while data is still under way.
+            // The reason can be lost if the cloud closes the connection while data is in transit.
             let known = ["not a message", "text frames", "at most 1048576"];
             let is_known = reason.is_empty() || known.iter().any(|known| reason.contains(known));
             ensure!(is_known, "{what}: {reason:?}");
@@ -197,7 +197,7 @@ async fn forged_messages_change_nothing() -> Result<()> {
                 acknowledged += usize::from(matches!(wire.receive().await?, CloudMessage::ResultAck { .. }));
             }
         }
-        // Not faster than an honest edge may; another test floods.
+        // No faster than an honest edge; another test floods.
         tokio::time::sleep(Duration::from_millis(200)).await;
         Ok(())
     };
@@ -205,7 +205,7 @@ async fn forged_messages_change_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_hello_that_claims_the_tasks_of_others_gets_none_of_them() -> Result<()> {
+async fn a_hello_gets_no_foreign_tasks() -> Result<()> {
     let scene = Scene::start().await?;
     let attack = async |job: JobUid| {
         let mut wire = scene.intruder.open_websocket().await?;
@@ -226,7 +226,7 @@ async fn a_hello_that_claims_the_tasks_of_others_gets_none_of_them() -> Result<(
 }
 
 #[tokio::test]
-async fn a_node_that_never_reads_costs_a_bounded_queue() -> Result<()> {
+async fn a_node_that_never_reads_is_bounded() -> Result<()> {
     let scene = Scene::start().await?;
     let attack = async |job: JobUid| {
         let mut wire = scene.intruder.open_session().await?;
@@ -254,26 +254,26 @@ async fn a_flood_is_held_back() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_thousand_bare_connections_keep_nobody_out() -> Result<()> {
+async fn a_thousand_connections_keep_no_edge_out() -> Result<()> {
     let scene = Scene::start().await?;
     let attack = async |_| {
         let knocks = join_all((0..CONNECTIONS).map(|_| scene.intruder.connect_tcp())).await;
         let open = knocks.iter().filter(|knock| knock.is_ok()).count();
-        ensure!(open == CONNECTIONS, "{open} got through: the attack is none");
+        ensure!(open == CONNECTIONS, "{open} got through: too weak an attack");
         scene.lets_in_somebody_else().await
     };
     scene.under(attack).await
 }
 
 #[tokio::test]
-async fn a_thousand_tls_connections_keep_nobody_out() -> Result<()> {
+async fn a_thousand_handshakes_keep_no_edge_out() -> Result<()> {
     let scene = Scene::start().await?;
     let attack = async |_| {
         let honest = async {
             // The connections hold all handshakes until they are cut for stalling.
             eventually("others wait for the places of handshakes", SOON, async || {
                 let waiting = scene.cloud.metrics().await?.sum("cloudcore_prepull_waiting_connections", &[]);
-                ensure!(waiting > 0.5, "none waits: the attack is none");
+                ensure!(waiting > 0.5, "none waits: too weak an attack");
                 Ok(())
             })
             .await?;
@@ -281,19 +281,19 @@ async fn a_thousand_tls_connections_keep_nobody_out() -> Result<()> {
         };
         let shakes = join_all((0..CONNECTIONS).map(|_| scene.intruder.connect_tls()));
         let (shakes, let_in) = tokio::join!(shakes, honest);
-        ensure!(shakes.iter().any(Result::is_ok), "none got through: the attack is none");
+        ensure!(shakes.iter().any(Result::is_ok), "none got through: too weak an attack");
         let_in
     };
     scene.under(attack).await
 }
 
 #[tokio::test]
-async fn a_thousand_sessions_of_one_node_keep_nobody_out() -> Result<()> {
+async fn a_thousand_sessions_keep_no_edge_out() -> Result<()> {
     let scene = Scene::start().await?;
     let attack = async |_| {
         let sessions = join_all((0..CONNECTIONS).map(|_| scene.intruder.open_session())).await;
         // A node may have four connections, and each new session replaces the previous one.
-        ensure!(sessions.iter().any(Result::is_ok), "none was welcomed: the attack is none");
+        ensure!(sessions.iter().any(Result::is_ok), "none was welcomed: too weak an attack");
         let refused =
             |entry: &Result<Wire>| entry.as_ref().is_err_and(|error| format!("{error:#}").contains("429"));
         ensure!(sessions.iter().any(refused), "no more than four at a time were let in");

@@ -1,5 +1,5 @@
-//! Identity of nodes: tokens in Secrets of a real API server, certificates, and attempts to act as another node. What
-//! needs no API server is tested in cloudcore-prepull/tests/tunnel.
+//! Identity of nodes: tokens in Secrets of a real API server, certificates, and attempts to act as another node.
+//! cloudcore-prepull/tests/tunnel has the tests that need no API server.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use prepull_e2e::prelude::*;
 
 #[tokio::test]
-async fn a_token_enrols_the_node_that_it_is_for_and_only_once() -> Result<()> {
+async fn a_token_enrols_its_node_once() -> Result<()> {
     let cluster = Cluster::start().await?;
     let cloud = Cloud::start(&cluster).await?;
     let place = Place::here()?;
@@ -29,7 +29,7 @@ async fn a_token_enrols_the_node_that_it_is_for_and_only_once() -> Result<()> {
     refusal(cloud.join(&token, "edge-1", &place.new_dir("again")?).await, "used with another key")?;
 
     let short = cloud.command(&["token", "create", "--ttl", "1s"]).await?;
-    // Nothing reports the moment when the token expires.
+    // The expiry of the token isn't reported.
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     refusal(cloud.join(&short, "edge-6", &place.new_dir("six")?).await, "expired")?;
 
@@ -37,7 +37,7 @@ async fn a_token_enrols_the_node_that_it_is_for_and_only_once() -> Result<()> {
     cluster.edge_nodes(&["edge-7", "edge-8"]).await?;
     cluster.node("cloud-1").ready().create().await?;
     let fleet = cloud.command(&["token", "create"]).await?;
-    // Made a moment ago: cloudcore waits for its watch to tell.
+    // New: cloudcore waits for its watch to deliver it.
     cloud.join(&fleet, "edge-8", &place.new_dir("eight")?).await?;
     cloud.join(&fleet, "edge-7", &place.new_dir("seven")?).await?;
     refusal(cloud.join(&fleet, "edge-7", &place.new_dir("copy")?).await, "edge-7 has joined before")?;
@@ -52,7 +52,7 @@ async fn a_token_enrols_the_node_that_it_is_for_and_only_once() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_token_is_stored_as_a_hash_and_nothing_but_it_is_printed() -> Result<()> {
+async fn a_token_is_stored_as_a_hash() -> Result<()> {
     let cluster = Cluster::start().await?;
     let cloud = Cloud::start(&cluster).await?;
     let token = cloud.token("edge-1").await?;
@@ -74,7 +74,7 @@ async fn a_token_is_stored_as_a_hash_and_nothing_but_it_is_printed() -> Result<(
 }
 
 #[tokio::test]
-async fn a_node_can_neither_report_for_another_one_nor_read_its_tasks() -> Result<()> {
+async fn a_node_acts_only_for_itself() -> Result<()> {
     let registry = Registry::start().user("alice", &password("alice")).await?;
     let stage = Stage::with_edges(&["edge-1"]).await?;
     stage.cluster.registry_secret("default", "alice", &[registry.login("alice")?]).await?;
@@ -127,7 +127,7 @@ async fn a_node_can_neither_report_for_another_one_nor_read_its_tasks() -> Resul
 }
 
 #[tokio::test]
-async fn the_ca_and_with_it_every_node_survives_a_restart_of_the_cloud() -> Result<()> {
+async fn ca_and_nodes_survive_a_restart() -> Result<()> {
     let cluster = Cluster::start().await?;
     let mut cloud = Cloud::start(&cluster).await?;
     cluster.edge_nodes(&["edge-1"]).await?;
@@ -175,7 +175,7 @@ impl Intruder {
             }
             Ok(())
         };
-        // The absence of a message cannot be waited for; an answer to its own message comes at once.
+        // We can't wait for the absence of a message; an answer to its own message comes immediately.
         if let Ok(ended) = tokio::time::timeout(Duration::from_secs(2), listen).await {
             ended?;
         }

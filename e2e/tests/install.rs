@@ -10,13 +10,13 @@ use prepull_e2e::plain_http;
 use prepull_e2e::ports::Port;
 use prepull_e2e::prelude::*;
 
-/// The program as it was downloaded, under another name and outside of PATH.
+/// The downloaded program, under another name and outside of PATH.
 const DOWNLOAD: &str = "/root/download";
 /// Size of the disk of the runtime: an agent with its defaults refuses images when the disk of the host is nearly full.
 const DISK: u64 = 256 * MIB;
 const CERTIFICATE: &str = "/var/lib/edgecore-prepull/pki/client.crt";
 
-/// An edge box, and what the operator types there.
+/// An edge box, and the operator's commands there.
 struct EdgeBox {
     machine: Machine,
     /// The arguments with the addresses of the cloud.
@@ -40,7 +40,7 @@ impl EdgeBox {
         parts::output(command).await
     }
 
-    /// The same, killed as soon as it says a line that begins so.
+    /// The same, killed as soon as it prints a line with this prefix.
     async fn is_killed_after(&self, said: &str, token: &str, more: &[&str]) -> Result<()> {
         let line = format!(
             "rm -f /tmp/said; mkfifo /tmp/said; {DOWNLOAD} install --metrics-listen {} --disk-min-free 64MiB \"$@\" \
@@ -54,7 +54,7 @@ impl EdgeBox {
         Ok(())
     }
 
-    /// All files that are not the kernel's, systemd's or the runtime's.
+    /// All files except for the kernel's, systemd's and the runtime's.
     async fn files(&self) -> Result<String> {
         let found = self
             .machine
@@ -66,7 +66,7 @@ impl EdgeBox {
         Ok(lines.join("\n"))
     }
 
-    /// What a needless restart, write or join would change.
+    /// State that a needless restart, write or join would change.
     async fn traces(&self) -> Result<String> {
         let written = "/usr/local/bin/* /etc/edgecore-prepull/* /etc/systemd/system/*.service";
         let line = format!(
@@ -81,7 +81,7 @@ impl EdgeBox {
 }
 
 #[tokio::test]
-async fn one_line_takes_a_bare_machine_to_a_job_and_another_leaves_nothing() -> Result<()> {
+async fn one_line_installs_another_removes() -> Result<()> {
     let cluster = Cluster::start().await?;
     let (mut cloud, registry) =
         tokio::try_join!(Cloud::start(&cluster).into_future(), Registry::start().into_future())?;
@@ -95,7 +95,7 @@ async fn one_line_takes_a_bare_machine_to_a_job_and_another_leaves_nothing() -> 
     let node = EdgeBox::new(machine, &cloud)?;
     let before = node.files().await?;
 
-    // A dry run, and a token that is refused, leave it as it was, but for the key that the next try uses.
+    // A dry run, and a refused token, leave it unchanged, except for the key for the next attempt.
     let dry = node.install(&token, &["--dry-run"]).await?;
     ensure!(dry.contains("systemctl reenable edgecore-prepull.service") && !dry.contains(&secret), "{dry}");
     ensure!(node.files().await? == before, "a dry run has changed something");
@@ -111,7 +111,7 @@ async fn one_line_takes_a_bare_machine_to_a_job_and_another_leaves_nothing() -> 
     cluster.job("installed").on(["edge-1"]).images([&reference]).completes().await?;
     ensure!(containerd.has_image(&reference).await?, "{reference} is not there");
 
-    // Again, and without the token, with the program that is in PATH by now: nothing is touched.
+    // Again, without the token, with the program now in PATH: nothing is touched.
     let traces = node.traces().await?;
     let again = node.install(&token, &[]).await?;
     let bare = node.machine.run(&["edgecore-prepull", "install"]).await?;
@@ -120,7 +120,7 @@ async fn one_line_takes_a_bare_machine_to_a_job_and_another_leaves_nothing() -> 
     }
     assert_eq!(node.traces().await?, traces);
 
-    // A setting is taken over with a restart, and no new certificate.
+    // A setting is applied with a restart, and without a new certificate.
     let changed = node.install("", &["--max-tasks", "2"]).await?;
     ensure!(
         changed.contains("wrote /etc/edgecore-prepull/config.yaml") && changed.contains("restarted"),
@@ -130,7 +130,7 @@ async fn one_line_takes_a_bare_machine_to_a_job_and_another_leaves_nothing() -> 
     ensure!(node.traces().await?.lines().last() == traces.lines().last(), "another certificate");
     node.shell("grep -qx 'maxTasks: 2' /etc/edgecore-prepull/config.yaml").await?;
 
-    // While the cloud is away the wait ends, and says what the agent says.
+    // Without the cloud the wait ends, and shows the agent's log.
     cloud.kill9()?;
     let late = node.install("", &["--max-tasks", "3", "--timeout", "2s"]).await;
     refusal(late, "the same line waits again")?;
@@ -164,7 +164,7 @@ async fn one_line_takes_a_bare_machine_to_a_job_and_another_leaves_nothing() -> 
     Ok(())
 }
 
-/// Says what each command took.
+/// Prints the duration of each command.
 struct Clock {
     begun: Instant,
     last: Duration,
@@ -208,11 +208,11 @@ fn manifests_as_set(cluster: &Cluster) -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// The commands of "A first job" in the README, on a cluster and a box that have nothing of ours. No kubelet is here to run
-/// the Deployment, so that cloudcore-prepull runs beside the cluster, with the rights that were applied; its image is
-/// there, as the agent's file is on the box.
+/// The commands of "A first job" in the README, on a cluster and a box without our parts. There's no kubelet to run the
+/// Deployment, so cloudcore-prepull runs beside the cluster, with the rights that were applied; its image is there, as
+/// the agent's file is on the box.
 #[tokio::test]
-async fn the_commands_of_the_readme_lead_from_nothing_to_a_completed_job() -> Result<()> {
+async fn the_readme_leads_to_a_completed_job() -> Result<()> {
     let cluster = Cluster::start_empty().await?;
     let (registry, containerd) =
         tokio::try_join!(Registry::start().into_future(), Containerd::start_on("edge-1", Some(DISK)))?;
@@ -251,7 +251,7 @@ async fn the_commands_of_the_readme_lead_from_nothing_to_a_completed_job() -> Re
 }
 
 #[tokio::test]
-async fn what_a_killed_install_has_begun_the_same_line_finishes_and_uninstall_removes() -> Result<()> {
+async fn the_same_line_finishes_a_killed_install() -> Result<()> {
     let cluster = Cluster::start().await?;
     let cloud = Cloud::start(&cluster).await?;
     cluster.edge_nodes(&["edge-1"]).await?;
@@ -259,7 +259,7 @@ async fn what_a_killed_install_has_begun_the_same_line_finishes_and_uninstall_re
     let node = EdgeBox::new(Machine::boot("edge-1", &containerd).await?, &cloud)?;
     let before = node.files().await?;
 
-    // Within the copy of the program; between unit and settings; before it is linked.
+    // During the copy of the program; between unit and settings; before the unit is linked.
     let moments = ["joined as", "wrote /etc/systemd", "wrote /etc/edgecore-prepull"];
     for said in moments {
         node.is_killed_after(said, &cloud.token("edge-1").await?, &[]).await?;
@@ -277,7 +277,7 @@ async fn what_a_killed_install_has_begun_the_same_line_finishes_and_uninstall_re
         assert_eq!(node.files().await?, whole, "killed after {said:?}");
     }
 
-    // Joined again, and killed before the agent has taken the new certificate.
+    // Joined again, and killed before the agent has loaded the new certificate.
     let certificate = async || node.shell(&format!("sha256sum {CERTIFICATE}")).await;
     let first = certificate().await?;
     let token = cloud.token("edge-1").await?;
@@ -288,16 +288,16 @@ async fn what_a_killed_install_has_begun_the_same_line_finishes_and_uninstall_re
     ensure!(finished.contains("restarted") && finished.contains("connected to"), "{finished}");
     assert_eq!(certificate().await?, second, "a token is for one certificate");
     assert_eq!(node.files().await?, whole);
-    // The token is used, and nothing is to be done: a refusal restarts nothing, now or later.
+    // The token is used, and there's nothing to do: a refusal restarts nothing, now or later.
     let traces = node.traces().await?;
-    refusal(node.install(&token, &["--rejoin"]).await, "nothing is to be done")?;
+    refusal(node.install(&token, &["--rejoin"]).await, "nothing to do")?;
     node.install("", &[]).await?;
     assert_eq!(node.traces().await?, traces);
     Ok(())
 }
 
 #[tokio::test]
-async fn a_second_agent_on_the_machine_and_a_taken_port_are_refused_with_the_remedy() -> Result<()> {
+async fn a_second_agent_or_taken_port_is_refused() -> Result<()> {
     let cluster = Cluster::start().await?;
     let cloud = Cloud::start(&cluster).await?;
     cluster.edge_nodes(&["edge-1"]).await?;
@@ -309,7 +309,7 @@ async fn a_second_agent_on_the_machine_and_a_taken_port_are_refused_with_the_rem
     let token = cloud.token("edge-1").await?;
     refusal(node.install(&token, &[]).await, "give --metrics-listen another address")?;
     drop(taken);
-    // As a pod of the DaemonSet would: without systemd.
+    // Like a pod of the DaemonSet: without systemd.
     let health = Port::reserve()?;
     let line = [DOWNLOAD, "run", "--log", "off", "--metrics-listen", &health.addr().to_string()];
     let mut other = node.machine.command(&line)?;

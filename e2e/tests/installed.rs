@@ -1,4 +1,4 @@
-//! The manifests as they are shipped, on a whole cluster: from a first mistake to an upgrade in the middle of a job.
+//! The shipped manifests on a whole cluster: from a first mistake to an upgrade in the middle of a job.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -52,7 +52,7 @@ async fn manifests_install_drain_and_upgrade_as_documented() -> Result<()> {
     cluster.job("first").images([&image]).on(["edge-1"]).completes().await?;
     assert!(edge.containerd().has_image(&image).await?);
 
-    // A leader is deleted: another one leads, and goes on with the edge.
+    // A leader is deleted: another one leads, and continues with the edge.
     cluster.kubectl(&["--namespace", NAMESPACE, "delete", "pod", &leader, "--wait=false"]).await?;
     let leader = installation.leader_after(&leader).await?;
     let second = registry.seed(&Image::small("deleted")?, "team/app:v2")?;
@@ -84,7 +84,7 @@ async fn manifests_install_drain_and_upgrade_as_documented() -> Result<()> {
     let fetched = registry.requests().of("team/large").blob_fetches().bytes();
     assert!(fetched < large.size() + MIB / 10, "each byte once: {fetched}");
 
-    // No request was refused that cloudcore-prepull has made.
+    // No request by cloudcore-prepull was refused.
     let refused = kubernetes.refusals()?;
     let ours: Vec<_> = refused.iter().filter(|refusal| refusal.is_of(NAMESPACE)).collect();
     assert!(ours.is_empty(), "{ours:?}");
@@ -93,7 +93,7 @@ async fn manifests_install_drain_and_upgrade_as_documented() -> Result<()> {
     Ok(())
 }
 
-/// Waits until the pods have ended with the error that names what has to be set.
+/// Waits until the pods have ended with the error that names the missing setting.
 async fn crashes(cluster: &Cluster) -> Result<()> {
     let logs = ["--namespace", NAMESPACE, "logs", "--selector=app.kubernetes.io/name=cloudcore-prepull"];
     eventually("the pods end", Duration::from_secs(60), async || {

@@ -11,7 +11,7 @@ use serde_json::json;
 const EDGES: u32 = 64;
 const IMAGES: [&str; 2] = ["harbor.example/a:v1", "harbor.example/b:v1"];
 const AT_A_TIME: u8 = 8;
-/// Number of kills, all of which the job must outlast.
+/// Number of kills. The job must outlast all of them.
 const KILLS: usize = 10;
 /// Shortest and longest time from the start of a cloudcore to its kill: from its first requests until long after its
 /// edges have reconnected.
@@ -30,7 +30,7 @@ fn moments() -> Result<Chance> {
 }
 
 #[tokio::test]
-async fn a_job_survives_ten_kills_of_the_cloud_at_random_moments() -> Result<()> {
+async fn a_job_survives_ten_random_kills() -> Result<()> {
     let mut moments = moments()?;
     let cluster = Cluster::start().await?;
     let mut cloud = Cloud::start(&cluster).await?;
@@ -79,13 +79,13 @@ async fn a_job_survives_ten_kills_of_the_cloud_at_random_moments() -> Result<()>
     Ok(())
 }
 
-/// Whether the API server has the last change of the spec as one that is not followed, or not yet.
+/// Whether the last stored change of the spec is marked as ignored, or not handled yet.
 fn is_refused(status: &ImagePrePullJobStatus) -> bool {
     status.conditions.iter().any(|known| known.type_ == "Valid" && known.status == "False")
 }
 
 #[tokio::test]
-async fn a_job_goes_on_whatever_step_its_cloud_is_killed_at() -> Result<()> {
+async fn a_job_survives_a_kill_at_any_step() -> Result<()> {
     let cluster = Cluster::start().await?;
     let mut cloud = Cloud::start(&cluster).await?;
     let fleet = Fleet::start(&cluster, &cloud, 8)
@@ -111,7 +111,8 @@ async fn a_job_goes_on_whatever_step_its_cloud_is_killed_at() -> Result<()> {
     .await?;
     cloud.restart().await?;
     job.until("the second wave runs", |status| wave(status) == 2 && status.summary.in_progress == 3).await?;
-    // It waits for the end, but for the field that may change; by the next cloudcore, which has not seen what was there before.
+    // It waits for the end, except for the mutable field; handled by the next cloudcore, which hasn't seen the earlier
+    // spec.
     cloud.kill9()?;
     let edit = json!({"images": ["harbor.example/other:v1"], "concurrency": 2});
     job.patch_spec(json!({"imagePrePullTemplate": edit})).await?;
@@ -127,7 +128,7 @@ async fn a_job_goes_on_whatever_step_its_cloud_is_killed_at() -> Result<()> {
     assert_eq!((first.summary.successful, first.summary.failure), (7, 1), "{:?}", first.summary);
     assert_eq!((fleet.tally().tasks, fleet.pulled_twice()), (8, 0));
 
-    // What has ended stays as it is, and the round that follows is begun once.
+    // Ended nodes keep their state, and the following round begins once.
     cloud.restart().await?;
     fleet.all_connected().await?;
     job.patch_spec(json!({"retry": 1})).await?;
@@ -146,7 +147,7 @@ async fn a_job_goes_on_whatever_step_its_cloud_is_killed_at() -> Result<()> {
     assert_eq!((tally.tasks, tally.pulled_twice, tally.most_at_once), (9, 0, 3), "{tally:?}");
     assert_eq!((tally.open, tally.running), (0, 0), "{tally:?}");
 
-    // A deadline that passes while no cloudcore runs ends the job all the same, once.
+    // A deadline that passes without a running cloudcore still ends the job, once.
     let late = cluster.job("late").images(["harbor.example/late:v1"]).on(&fleet.names()[1..]).concurrency(1);
     let late = late.spec(|spec| spec.active_deadline_seconds = Some(4)).apply().await?;
     let started = late.until("it runs", |status| status.summary.in_progress == 1).await?.start_time;

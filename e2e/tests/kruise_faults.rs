@@ -14,7 +14,7 @@ type MidPull = crate::mid_pull::MidPull<PullJob>;
 async fn mid_pull() -> Result<MidPull> {
     let site = Site::with_kruise(&["--heartbeat", "1s"]).await?;
     MidPull::start(site, "kruise-mid-pull", async |site, reference| {
-        // Waits between tries are random: enough tries for a link that is away for some seconds.
+        // Waits between attempts are random: enough attempts for a link that's away for some seconds.
         site.pull_job("mid-pull", reference).on(["edge-1"]).limits(600, 8).apply().await
     })
     .await
@@ -34,7 +34,7 @@ impl MidPull {
 }
 
 #[tokio::test]
-async fn a_cloud_killed_in_the_middle_of_a_pull_goes_on_with_it() -> Result<()> {
+async fn a_killed_cloud_continues_a_pull() -> Result<()> {
     let mut mid = mid_pull().await?;
     mid.site.cloud.restart().await?;
     mid.ends_right().await?;
@@ -42,7 +42,7 @@ async fn a_cloud_killed_in_the_middle_of_a_pull_goes_on_with_it() -> Result<()> 
 }
 
 #[tokio::test]
-async fn an_agent_killed_in_the_middle_of_a_pull_goes_on_where_it_was() -> Result<()> {
+async fn a_killed_agent_resumes_its_pull() -> Result<()> {
     let mut mid = mid_pull().await?;
     mid.node.kill9_agent()?;
     // Time for containerd to remove content that is not in use.
@@ -54,7 +54,7 @@ async fn an_agent_killed_in_the_middle_of_a_pull_goes_on_where_it_was() -> Resul
 }
 
 #[tokio::test]
-async fn a_link_cut_in_the_middle_of_a_pull_does_not_stop_it() -> Result<()> {
+async fn a_cut_link_does_not_stop_a_pull() -> Result<()> {
     let mid = mid_pull().await?;
     mid.tunnel.refuse();
     mid.node.ends_a_task().await?;
@@ -62,12 +62,12 @@ async fn a_link_cut_in_the_middle_of_a_pull_does_not_stop_it() -> Result<()> {
     let asked = mid.site.link.records().len();
     mid.tunnel.accept()?;
     mid.ends_right().await?;
-    assert_eq!(mid.site.link.records().len(), asked, "nobody needs the registry for that");
+    assert_eq!(mid.site.link.records().len(), asked, "this needs no registry");
     Ok(())
 }
 
 #[tokio::test]
-async fn a_registry_link_cut_in_the_middle_of_a_pull_is_tried_again() -> Result<()> {
+async fn a_cut_registry_link_is_retried() -> Result<()> {
     let mid = mid_pull().await?;
     mid.site.link.refuse();
     let tag = mid.site.cluster.node_image("edge-1").image(&mid.reference);
@@ -89,12 +89,12 @@ async fn a_result_outlives_a_kill_of_both_sides() -> Result<()> {
     mid.site.cloud.restart().await?;
     mid.node.restart_agent()?;
     mid.ends_right().await?;
-    assert_eq!(mid.site.link.records().len(), asked, "nobody needs the registry for that");
+    assert_eq!(mid.site.link.records().len(), asked, "this needs no registry");
     Ok(())
 }
 
 #[tokio::test]
-async fn an_agent_that_was_down_when_its_job_was_deleted_does_not_pull_any_more() -> Result<()> {
+async fn a_job_deleted_without_its_agent_stops() -> Result<()> {
     let mut mid = mid_pull().await?;
     mid.node.kill9_agent()?;
     mid.job.delete().await?;
@@ -106,7 +106,7 @@ async fn an_agent_that_was_down_when_its_job_was_deleted_does_not_pull_any_more(
 }
 
 #[tokio::test]
-async fn an_entry_removed_while_the_cloud_was_down_is_stopped_when_it_is_back() -> Result<()> {
+async fn an_entry_removed_without_cloud_is_stopped() -> Result<()> {
     let mut mid = mid_pull().await?;
     mid.site.cloud.kill9()?;
     mid.job.delete().await?;
@@ -143,7 +143,7 @@ async fn an_offline_node_holds_no_slot() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_job_waits_for_offline_nodes_as_long_as_it_would_pull_and_no_longer() -> Result<()> {
+async fn a_job_waits_for_offline_nodes() -> Result<()> {
     let site = Site::with_kruise(&[]).await?;
     let (_, reference) = site.image("kruise-never-there", &[SMALL])?;
     site.cluster.edge_nodes(&["edge-1"]).await?;
@@ -165,13 +165,13 @@ async fn a_job_waits_for_offline_nodes_as_long_as_it_would_pull_and_no_longer() 
 }
 
 #[tokio::test]
-async fn a_task_sent_over_a_dead_link_is_sent_again() -> Result<()> {
+async fn a_task_on_a_dead_link_is_resent() -> Result<()> {
     let site = Site::with_kruise(&["--heartbeat", "1s"]).await?;
     let tunnel = Proxy::tcp(site.cloud.tunnel_addr())?;
     let node = site.node("edge-1").await?.tunnel_through(&tunnel).await?;
     node.is_connected().await?;
     let (_, reference) = site.image("kruise-cut", &[SMALL])?;
-    // The cloud still takes the node for online, but nothing reaches it.
+    // The cloud still considers the node online, but nothing reaches it.
     tunnel.freeze();
     let job = site.pull_job("cut", &reference).on(["edge-1"]).apply().await?;
     eventually("the task is sent", SOON, async || {
@@ -189,7 +189,7 @@ async fn a_task_sent_over_a_dead_link_is_sent_again() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_faulty_api_server_delays_and_repeats_nothing() -> Result<()> {
+async fn a_faulty_api_server_repeats_nothing() -> Result<()> {
     const EDGES: usize = 30;
     let cluster = Cluster::with_kruise().await?;
     let api = ApiProxy::start(&cluster, 4)?;
@@ -210,7 +210,7 @@ async fn a_faulty_api_server_delays_and_repeats_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn links_that_break_all_the_time_and_a_cloud_that_is_killed_lose_and_repeat_nothing() -> Result<()> {
+async fn breaking_links_and_killed_clouds_lose_nothing() -> Result<()> {
     const EDGES: usize = 60;
     let cluster = Cluster::with_kruise().await?;
     let mut cloud = Cloud::with_kruise(&cluster).await?;

@@ -1,4 +1,4 @@
-//! ImagePullJobs: choice of nodes, parallelism, secrets, deadlines and status.
+//! ImagePullJobs: selection of nodes, parallelism, secrets, deadlines and status.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use prepull_api::crd::kruise::ImagePullJob;
 use prepull_e2e::prelude::*;
 use serde_json::json;
 
-/// Size of a layer whose pull takes some seconds at [`SLOW`].
+/// Size of a layer that takes some seconds at [`SLOW`].
 const LARGE: u64 = 12 * MIB;
 const SLOW: Option<u64> = Some(3 * MIB);
 
 #[tokio::test]
-async fn parallelism_limits_the_nodes_may_change_and_pauses_at_0() -> Result<()> {
+async fn parallelism_limits_and_pauses() -> Result<()> {
     const EDGES: usize = 24;
     let cluster = Cluster::with_kruise().await?;
     let cloud = Cloud::with_kruise(&cluster).await?;
@@ -53,7 +53,7 @@ async fn parallelism_limits_the_nodes_may_change_and_pauses_at_0() -> Result<()>
 }
 
 #[tokio::test]
-async fn a_job_ends_at_its_deadline_and_is_deleted_after_its_ttl() -> Result<()> {
+async fn a_job_goes_after_deadline_and_ttl() -> Result<()> {
     let site = Site::with_kruise(&[]).await?;
     let (_, reference) = site.image("late", &[LARGE])?;
     let node = site.node("edge-1").await?.await?;
@@ -159,7 +159,7 @@ async fn a_pod_selector_follows_its_pods() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_job_uses_only_secrets_of_its_namespace() -> Result<()> {
+async fn a_jobs_secrets_share_its_namespace() -> Result<()> {
     let registry = Registry::start().user("alice", &password("alice")).await?;
     let stage = Stage::with_kruise(&["edge-1"]).await?;
     let cluster = &stage.cluster;
@@ -204,7 +204,7 @@ async fn a_job_uses_only_secrets_of_its_namespace() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_unknown_image_is_not_retried_and_events_report_it() -> Result<()> {
+async fn an_unknown_image_is_not_retried() -> Result<()> {
     let registry = Registry::start().await?;
     let stage = Stage::with_kruise(&["edge-1"]).await?;
     let good = registry.seed(&Image::small("good")?, "team/good:v1")?;
@@ -215,7 +215,7 @@ async fn an_unknown_image_is_not_retried_and_events_report_it() -> Result<()> {
     let status = bad_job.completes().await?;
     assert_eq!((status.failed, status.failed_nodes.as_slice()), (1, &["edge-1".to_owned()][..]));
     let asked = registry.requests().filter(|request| request.path.ends_with("/manifests/v2")).len();
-    // containerd itself asks a few times before it gives up; four tries would be four times as many.
+    // containerd itself retries a few times before it gives up; four attempts would be four times as many requests.
     ensure!(asked <= 3, "{asked} requests for {bad}");
 
     let node_image = stage.cluster.node_image("edge-1");
@@ -231,7 +231,7 @@ async fn an_unknown_image_is_not_retried_and_events_report_it() -> Result<()> {
 }
 
 #[tokio::test]
-async fn digests_are_pulled_as_given_and_moved_tags_by_policy() -> Result<()> {
+async fn digests_and_moved_tags_follow_the_policy() -> Result<()> {
     let registry = Registry::start().await?;
     let stage = Stage::with_kruise(&["edge-1"]).await?;
     let node = stage.edge("edge-1")?;
@@ -259,7 +259,7 @@ async fn digests_are_pulled_as_given_and_moved_tags_by_policy() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_job_that_never_ends_pulls_on_every_new_node() -> Result<()> {
+async fn a_job_without_end_follows_new_nodes() -> Result<()> {
     let registry = Registry::start().await?;
     let stage = Stage::with_kruise(&["edge-1"]).await?;
     let reference = registry.seed(&Image::small("daily")?, "team/daily:v1")?;
@@ -282,7 +282,7 @@ async fn a_job_that_never_ends_pulls_on_every_new_node() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_changed_pull_policy_reaches_the_nodes_and_a_deleted_job_leaves_them() -> Result<()> {
+async fn a_changed_policy_reaches_the_nodes() -> Result<()> {
     let site = Site::with_kruise(&[]).await?;
     let (_, reference) = site.image("deleted", &[LARGE])?;
     let node = site.node("edge-1").await?.await?;

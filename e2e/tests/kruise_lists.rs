@@ -6,7 +6,7 @@ use prepull_e2e::prelude::*;
 use serde_json::json;
 
 #[tokio::test]
-async fn a_list_has_a_child_for_each_image_and_says_which_failed() -> Result<()> {
+async fn a_list_has_a_child_per_image() -> Result<()> {
     let registry = Registry::start().await?;
     let stage = Stage::with_kruise(&["edge-1", "edge-2"]).await?;
     let good = registry.seed(&Image::small("listed")?, "team/listed:v1")?;
@@ -53,7 +53,7 @@ async fn a_list_has_a_child_for_each_image_and_says_which_failed() -> Result<()>
     list.is_gone().await
 }
 
-/// What `kubectl prepull` says of the list above, and of its job that has failed.
+/// The output of `kubectl prepull` about the list above, and about its failed job.
 async fn the_plugin_shows_it(cluster: &Cluster, bad: &str, failed: &str) -> Result<()> {
     let me = Person::new(cluster.kubeconfig());
     let list = "imagelistpulljob/release -n default";
@@ -87,7 +87,7 @@ async fn the_plugin_shows_it(cluster: &Cluster, bad: &str, failed: &str) -> Resu
 }
 
 #[tokio::test]
-async fn parallelism_limits_the_nodes_that_are_busy_with_any_image_of_the_list() -> Result<()> {
+async fn parallelism_spans_the_images_of_a_list() -> Result<()> {
     const EDGES: usize = 8;
     let cluster = Cluster::with_kruise().await?;
     let cloud = Cloud::with_kruise(&cluster).await?;
@@ -130,7 +130,7 @@ async fn changes_of_the_list_reach_its_children() -> Result<()> {
     assert_eq!(after[0].metadata.uid, before[1].metadata.uid, "v2 is as it was");
     assert_eq!(fleet.pulls(), 2 * 4);
 
-    // A child that somebody deletes is created again.
+    // A deleted child is created again.
     let child: PullJob = cluster.applied("default", after[2].metadata.name.as_deref().unwrap_or_default());
     child.delete().await?;
     prepull_e2e::cleanup::eventually("it is there again", SOON, async || {
@@ -162,7 +162,7 @@ async fn an_invalid_list_is_refused_with_its_reason() -> Result<()> {
                 assert_eq!(kind, "Warning");
                 ensure!(note.contains(words), "{note}");
             }
-            // From Kubernetes 1.25 on, the API server refuses it.
+            // Since Kubernetes 1.25, the API server refuses it.
             Err(error) => ensure!(format!("{error:#}").contains(words), "{error:#}"),
         }
     }

@@ -1,5 +1,5 @@
-//! NodeImages: each is created and deleted with its Node, and tags that are added by hand are pulled, reported, and
-//! removed again.
+//! NodeImages: each is created and deleted with its Node, and manually added tags are pulled, reported, and removed
+//! again.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ fn labels(object: &NodeImage) -> BTreeMap<String, String> {
 }
 
 #[tokio::test]
-async fn a_node_image_is_created_labelled_and_deleted_with_its_node() -> Result<()> {
+async fn a_node_image_follows_its_node() -> Result<()> {
     let cluster = Cluster::with_kruise().await?;
     let _cloud = Cloud::with_kruise(&cluster).await?;
     cluster.node("late").edge().label("site", "factory").create().await?;
@@ -62,7 +62,7 @@ async fn a_node_image_is_created_labelled_and_deleted_with_its_node() -> Result<
 }
 
 #[tokio::test]
-async fn an_empty_selector_gives_every_node_a_node_image() -> Result<()> {
+async fn an_empty_selector_selects_every_node() -> Result<()> {
     let cluster = Cluster::with_kruise().await?;
     cluster.node("plain").ready().create().await?;
     cluster.node("edge").edge().ready().create().await?;
@@ -87,7 +87,7 @@ fn tag(tag: &str, ttl: i32, version: i64, policy: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_tag_added_by_hand_is_pulled_reported_and_removed_after_its_ttl() -> Result<()> {
+async fn a_manual_tag_lasts_for_its_ttl() -> Result<()> {
     let site = Site::with_kruise(&[]).await?;
     let (first, reference) = site.image("by-hand", &[MIB])?;
     let (name, _) = name_and_tag(&reference);
@@ -96,7 +96,7 @@ async fn a_tag_added_by_hand_is_pulled_reported_and_removed_after_its_ttl() -> R
     node_image.exists().await?;
     let (v1, v2) = (node_image.tag(name, "v1"), node_image.tag(name, "v2"));
 
-    // Two tags are added, of which one exists.
+    // Two tags are added, and one of them exists.
     let (one, two) = (tag("v1", 300, 0, "IfNotPresent"), tag("v2", 300, 0, "IfNotPresent"));
     node_image.patch_spec(images(name, &[one.clone(), two.clone()])).await?;
     let there = v1.succeeds().await?;
@@ -140,7 +140,7 @@ async fn a_tag_added_by_hand_is_pulled_reported_and_removed_after_its_ttl() -> R
 }
 
 #[tokio::test]
-async fn progress_counts_bytes_and_removing_the_entry_stops_the_pull() -> Result<()> {
+async fn removing_an_entry_stops_its_pull() -> Result<()> {
     let site = Site::with_kruise(&[]).await?;
     let (_, reference) = site.image("progress", &[LARGE])?;
     let (name, _) = name_and_tag(&reference);
@@ -174,7 +174,7 @@ async fn progress_counts_bytes_and_removing_the_entry_stops_the_pull() -> Result
 }
 
 #[tokio::test]
-async fn an_invalid_entry_is_not_pulled_and_spares_the_others() -> Result<()> {
+async fn an_invalid_entry_spares_the_others() -> Result<()> {
     let site = Site::with_kruise(&[]).await?;
     let (_, reference) = site.image("right", &[MIB])?;
     let (name, _) = name_and_tag(&reference);
@@ -210,7 +210,7 @@ async fn an_invalid_entry_is_not_pulled_and_spares_the_others() -> Result<()> {
 }
 
 #[tokio::test]
-async fn two_jobs_for_the_same_image_share_its_entry_and_both_end() -> Result<()> {
+async fn two_jobs_share_an_entry() -> Result<()> {
     let site = Site::with_kruise(&[]).await?;
     let (image, reference) = site.image("shared", &[12 * MIB])?;
     let node = site.node("edge-1").await?.await?;

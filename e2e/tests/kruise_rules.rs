@@ -66,7 +66,7 @@ async fn an_invalid_job_is_refused_in_kruises_words() -> Result<()> {
                 let (kind, note) = job.event("Invalid").await?;
                 ensure!(kind == "Warning" && note.contains(words), "{kind} {note}");
             }
-            // From Kubernetes 1.25 on, the API server refuses some of them.
+            // Since Kubernetes 1.25, the API server refuses some of them.
             Err(error) => ensure!(format!("{error:#}").contains(words), "{error:#}"),
         }
     }
@@ -109,7 +109,7 @@ async fn an_unreadable_object_harms_no_other() -> Result<()> {
     let cluster = &stage.cluster;
     let reference = registry.seed(&Image::small("readable")?, "team/readable:v1")?;
     cluster.node_image("edge-2").exists().await?;
-    // Such an object is left from definitions of somebody else, which accepted anything.
+    // Such an object is left over from foreign definitions, which accepted anything.
     let definitions: Api<CustomResourceDefinition> = Api::all(cluster.client());
     for name in DEFINITIONS {
         let mut definition = definitions.get(name).await?;
@@ -166,7 +166,7 @@ async fn the_api_is_disabled_by_default() -> Result<()> {
     Ok(())
 }
 
-/// Checks that cloudcore serves ImagePrePullJobs and not Kruise's API, and says why.
+/// Checks that cloudcore serves ImagePrePullJobs and not Kruise's API, with the reason.
 async fn says_why_not(cluster: &Cluster, cloud: &Cloud, job: &str, words: &[&str]) -> Result<()> {
     prepull_e2e::cleanup::eventually("/readyz says why", SOON, async || {
         let (status, body) = cloud.readiness().await?;
@@ -189,7 +189,7 @@ fn has_all(said: &str, words: &[&str]) -> Result<()> {
 }
 
 #[tokio::test]
-async fn without_the_definitions_or_with_foreign_ones_only_kruises_api_is_not_served() -> Result<()> {
+async fn without_kruises_definitions_its_api_is_off() -> Result<()> {
     let cluster = Cluster::own().await?;
     cluster.edge_nodes(&["edge-1"]).await?;
     cluster.apply_file(&parts::workspace().join("manifests/kruise/rbac.yaml")).await?;
@@ -197,7 +197,7 @@ async fn without_the_definitions_or_with_foreign_ones_only_kruises_api_is_not_se
     let missing = ["imagepulljobs.apps.kruise.io is missing", "manifests/kruise"];
     says_why_not(&cluster, &cloud, "missing", &missing).await?;
 
-    // Once they are there it is served, without a restart by hand.
+    // Once they exist it's served, without a restart by hand.
     cluster.install_kruise().await?;
     cluster.node_image("edge-1").exists().await?;
     cloud.leads(SOON).await?;
@@ -213,7 +213,7 @@ async fn without_the_definitions_or_with_foreign_ones_only_kruises_api_is_not_se
 }
 
 #[tokio::test]
-async fn beside_kruises_own_controller_only_kruises_api_is_not_served() -> Result<()> {
+async fn beside_kruises_controller_its_api_is_off() -> Result<()> {
     let cluster = Cluster::with_kruise().await?;
     cluster.edge_nodes(&["edge-1"]).await?;
     cluster.namespace("kruise-system").await?;
@@ -242,7 +242,7 @@ async fn beside_kruises_own_controller_only_kruises_api_is_not_served() -> Resul
 }
 
 #[tokio::test]
-async fn kubectl_explains_every_field_and_accepts_every_sample() -> Result<()> {
+async fn kubectl_explains_fields_and_accepts_samples() -> Result<()> {
     let cluster = Cluster::own().await?;
     let folder = |name: &str| parts::workspace().join(name).display().to_string();
     let apply = async |name: &str| cluster.kubectl(&["apply", "--validate=false", "-k", &folder(name)]).await;
@@ -266,7 +266,7 @@ async fn kubectl_explains_every_field_and_accepts_every_sample() -> Result<()> {
         let (name, namespace) = (&job["metadata"]["name"], &job["metadata"]["namespace"]);
         let (name, namespace) = (name.as_str().unwrap_or_default(), namespace.as_str().unwrap_or_default());
         if job["kind"] == "ImagePullJob" {
-            // The cluster has no nodes; a message that begins so shows that the job is accepted.
+            // The cluster has no nodes; a message with this prefix shows that the job is accepted.
             let job: PullJob = cluster.applied(namespace, name);
             job.says("job ").await.context(name.to_owned())?;
         }

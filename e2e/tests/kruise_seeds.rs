@@ -22,7 +22,7 @@ async fn hub() -> Result<Registry> {
     Ok(hub)
 }
 
-/// Starts two nodes, of which the second has the label of the manual.
+/// Starts two nodes. The second has the label of the manual.
 async fn stage() -> Result<Stage> {
     let stage = Stage::with_kruise(&["node-1", "node-2"]).await?;
     stage.cluster.label_node("node-2", "node-type", Some("xxx")).await?;
@@ -40,7 +40,7 @@ fn without(text: &str, part: &str) -> String {
     text.replacen(part, "", 1)
 }
 
-/// Applies an invalid job, which the API server refuses (from Kubernetes 1.25 on) or the status does.
+/// Applies an invalid job, which the API server (since Kubernetes 1.25) or the status rejects.
 async fn is_refused<K: PullJobKind>(cluster: &Cluster, name: &str, yaml: &str, words: &str) -> Result<()> {
     match cluster.kubectl_apply(yaml).await {
         Ok(_) => {
@@ -54,7 +54,7 @@ async fn is_refused<K: PullJobKind>(cluster: &Cluster, name: &str, yaml: &str, w
 }
 
 #[tokio::test]
-async fn the_job_is_refused_with_names_and_labels_and_runs_with_either() -> Result<()> {
+async fn names_and_labels_exclude_each_other() -> Result<()> {
     let _hub = hub().await?;
     let stage = stage().await?;
     let job: PullJob = stage.cluster.applied("default", "job-with-always");
@@ -88,7 +88,7 @@ async fn the_job_is_refused_with_names_and_labels_and_runs_with_either() -> Resu
 }
 
 #[tokio::test]
-async fn the_pod_selectors_of_both_manuals_choose_the_nodes_of_pods() -> Result<()> {
+async fn pod_selectors_of_the_manuals_work() -> Result<()> {
     let _hub = hub().await?;
     let stage = stage().await?;
     stage.cluster.pod("default", "app", "node-2", &[("pod-label", "xxx")]).await?;
@@ -128,7 +128,7 @@ async fn the_pod_selectors_of_both_manuals_choose_the_nodes_of_pods() -> Result<
 }
 
 #[tokio::test]
-async fn the_list_runs_without_its_dots_and_with_one_of_its_selectors() -> Result<()> {
+async fn a_list_runs_with_one_selector() -> Result<()> {
     let _hub = hub().await?;
     let stage = stage().await?;
     let refused = async |yaml: &str, words: &str| {
@@ -177,7 +177,7 @@ fn with_fragment(name: &str, fragment: &str) -> Result<String> {
 }
 
 #[tokio::test]
-async fn secrets_are_named_as_in_the_manual() -> Result<()> {
+async fn secrets_are_named_by_the_manual() -> Result<()> {
     let hub = Registry::start().named("docker.io").user("me", &password("me")).await?;
     hub.seed(&Image::small("nginx:1.9.1")?, "library/nginx:1.9.1")?;
     let stage = Stage::with_kruise(&["node-1"]).await?;
@@ -203,9 +203,9 @@ async fn sandbox_metadata_reaches_the_runtime() -> Result<()> {
     for said in
         ["io.kubernetes.image.metrics.tags", "cluster=cn-shanghai", "io.kubernetes.image.app", "nginx:1.9.1"]
     {
-        ensure!(node.has_told_runtime(said)?, "{said}");
+        ensure!(node.has_sent_to_runtime(said)?, "{said}");
     }
-    ensure!(!node.has_told_runtime("cluster=cn-hangzhou")?);
+    ensure!(!node.has_sent_to_runtime("cluster=cn-hangzhou")?);
     Ok(())
 }
 
@@ -261,7 +261,7 @@ fn shows(found: &Value, manual: &Value, path: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_three_steps_of_the_faq_find_why_a_job_failed() -> Result<()> {
+async fn the_faqs_steps_explain_a_failure() -> Result<()> {
     // The registry has no such image.
     let _hub = Registry::start().named("docker.io").await?;
     let nodes = ["cn-hangzhou.x.125", "cn-hangzhou.x.126", "cn-hangzhou.x.127", "cn-hangzhou.x.128"];
@@ -292,13 +292,13 @@ async fn the_three_steps_of_the_faq_find_why_a_job_failed() -> Result<()> {
         assert_eq!(found["kind"], manual["kind"]);
     }
     let failed = stage.cluster.node_image(nodes[0]).tag("nginx", "1.9.1").fails().await?;
-    // Without the image's name, which stands beside it, and with the mirror that was asked.
+    // Without the image's name, which is beside it, and with the mirror of the request.
     ensure!(failed.message.starts_with("not found at 127.0.0.1:"), "{failed:?}");
     Ok(())
 }
 
 #[tokio::test]
-async fn a_node_image_is_edited_and_patched_as_in_the_manual() -> Result<()> {
+async fn a_node_image_is_edited_by_the_manual() -> Result<()> {
     let _hub = hub().await?;
     let cluster = Cluster::with_kruise().await?;
     let cloud = Cloud::with_kruise(&cluster).await?;

@@ -1,5 +1,5 @@
-//! KubeEdge beside cloudcore-prepull: while KubeEdge is set up to serve ImagePrePullJobs, nothing is served; jobs that KubeEdge
-//! has begun are left alone. The objects are as KubeEdge's manifests and its source make them.
+//! KubeEdge beside cloudcore-prepull: while KubeEdge is configured to serve ImagePrePullJobs, we serve none; jobs that
+//! KubeEdge has begun are left alone. The objects are those of KubeEdge's manifests and source.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 const DEFINITION: &str = "imageprepulljobs.operations.kubeedge.io";
 const FINALIZER: &str = "kubeedge.io/imageprepulljob-controller";
 
-/// What keadm and the chart make for CloudCore.
+/// The objects of keadm and the chart for CloudCore.
 fn configuration(task_manager: bool) -> Value {
     let yaml = format!(
         "apiVersion: cloudcore.config.kubeedge.io/v1alpha2\nkind: CloudCore\nmodules:\n  cloudHub:\n    nodeLimit: 1000\n  \
@@ -21,7 +21,7 @@ fn configuration(task_manager: bool) -> Value {
     json!({"metadata": {"name": "cloudcore", "namespace": "kubeedge"}, "data": {"cloudcore.yaml": yaml}})
 }
 
-/// Waits until cloudcore-prepull says that it does not work, and why.
+/// Waits until cloudcore-prepull reports that it doesn't work, with the reason.
 async fn waits(cloud: &Cloud, words: &[&str]) -> Result<()> {
     eventually("what is in the way is named", SOON, async || {
         let (status, body) = cloud.readiness().await?;
@@ -33,7 +33,7 @@ async fn waits(cloud: &Cloud, words: &[&str]) -> Result<()> {
 }
 
 #[tokio::test]
-async fn while_kubeedge_serves_the_same_jobs_nothing_is_done_and_the_remedy_is_named() -> Result<()> {
+async fn beside_kubeedge_nothing_is_done() -> Result<()> {
     let cluster = Cluster::own().await?;
     cluster.namespace("kubeedge").await?;
     let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "kubeedge");
@@ -52,7 +52,7 @@ async fn while_kubeedge_serves_the_same_jobs_nothing_is_done_and_the_remedy_is_n
     });
     let deployments: Api<Deployment> = Api::namespaced(cluster.client(), "kubeedge");
     deployments.create(&PostParams::default(), &serde_json::from_value(manager)?).await?;
-    // KubeEdge's definition has not the fields that we have added.
+    // KubeEdge's definition lacks our additional fields.
     let definitions: Api<CustomResourceDefinition> = Api::all(cluster.client());
     let mut foreign = serde_json::to_value(definitions.get(DEFINITION).await?)?;
     for version in 0..2 {
@@ -85,7 +85,7 @@ async fn while_kubeedge_serves_the_same_jobs_nothing_is_done_and_the_remedy_is_n
     let told = Patch::Strategic(json!({"spec": {"template": {"spec": {"containers": [container]}}}}));
     deployments.patch("kubeedge-controller-manager", &PatchParams::default(), &told).await?;
     cloud.leads(SOON).await?;
-    // Nothing has to be restarted.
+    // No restart is needed.
     job.fails().await.map(drop)
 }
 
@@ -131,7 +131,7 @@ async fn theirs(
 }
 
 #[tokio::test]
-async fn a_job_that_kubeedge_has_begun_is_left_alone_until_it_is_applied_again() -> Result<()> {
+async fn a_job_begun_by_kubeedge_is_left_alone() -> Result<()> {
     let cluster = Cluster::start().await?;
     let nodes = json!([{"nodeName": "edge-1", "phase": "Successful",
         "actionFlow": [{"action": "Pull", "status": "True", "time": "2026-11-21T09:00:00Z"}],
@@ -154,7 +154,7 @@ async fn a_job_that_kubeedge_has_begun_is_left_alone_until_it_is_applied_again()
         let (kind, note) = job.event("LeftToKubeEdge").await?;
         ensure!(kind == "Warning" && note.contains("apply it again"), "{note}");
     }
-    // A job of our own beside them, and time in which theirs might have begun.
+    // A job of our own beside them, and enough time for theirs to begin.
     let image = ["harbor.example/ours:v1"];
     let ours = cluster.job("ours").images(image).on(fleet.names()).completes().await?;
     assert_eq!(ours.summary.successful, 1);
@@ -163,14 +163,14 @@ async fn a_job_that_kubeedge_has_begun_is_left_alone_until_it_is_applied_again()
     }
     assert_eq!(fleet.pulls(), 1);
 
-    // As docs/kubeedge.md says it.
+    // By the instructions of docs/kubeedge.md.
     let free = r#"{"metadata":{"finalizers":null}}"#;
     cluster.kubectl(&["patch", "imageprepulljob", "ended", "--type=merge", "-p", free]).await?;
     cluster.kubectl(&["delete", "imageprepulljob", "ended", "--timeout=20s"]).await?;
     let again =
         cluster.job("ended").images(["harbor.example/again:v1"]).on(fleet.names()).completes().await?;
     assert_eq!((again.summary.successful, fleet.pulls()), (1, 2));
-    // Without finalizer and without a status of theirs it is a job like any other.
+    // Without the finalizer and status of KubeEdge it's a job like any other.
     cluster.kubectl(&["patch", "imageprepulljob", "just-taken", "--type=merge", "-p", free]).await?;
     let job = cluster.existing_job("just-taken");
     assert_eq!(job.completes().await?.summary.successful, 1);

@@ -1,5 +1,5 @@
-//! The kubelet's records of pulls: jobs and `kubectl prepull why` show where they make it ask the registry for an image
-//! that is on the node.
+//! The kubelet's records of pulls: jobs and `kubectl prepull why` show if the kubelet will ask the registry for an
+//! image that's on the node.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use prepull_e2e::prelude::*;
 use prepull_registry::digest::sha256;
 use serde_json::{Value, json};
 
-/// The kubelet writes a record of this image, which it has pulled from these repositories without a secret.
+/// Writes a record of this image like the kubelet, after a pull from these repositories without a secret.
 fn record(kubelet: &Path, image: &Image, repositories: &[&str]) -> Result<()> {
     let manifest: Value = serde_json::from_slice(&fs::read(image.blob_file(image.digest()))?)?;
     let id = manifest["config"]["digest"].as_str().context("no configuration")?;
@@ -31,7 +31,7 @@ fn record(kubelet: &Path, image: &Image, repositories: &[&str]) -> Result<()> {
 }
 
 #[tokio::test]
-async fn jobs_show_what_the_kubelet_will_ask_for() -> Result<()> {
+async fn jobs_show_the_kubelets_requests() -> Result<()> {
     let mut site = Site::start().await?;
     let kubelet = site.cluster.place().new_dir("kubelet")?;
     let (moved, of_moved) = site.image("moved", &[MIB])?;
@@ -63,7 +63,7 @@ async fn jobs_show_what_the_kubelet_will_ask_for() -> Result<()> {
         Ok(())
     };
 
-    // Pulled; then the cloud is another one, which reads its own records before it writes the status again.
+    // Pulled. Then another cloud starts, which reads its own records before it writes the status again.
     let pulled = site.job("pulled").images(images).on(["edge-1", "edge-2"]).concurrency(2).apply().await?;
     let of_first = |status: &ImagePrePullJobStatus| {
         status.node("edge-1").is_some_and(|node| node.phase == NodePhase::Successful)

@@ -11,7 +11,7 @@ use prepull_e2e::network::profiles::{
 use prepull_e2e::prelude::*;
 
 const KIB: u64 = 1024;
-/// Each link, with as many bytes as it carries in some seconds.
+/// Each link, with the number of bytes that it carries in some seconds.
 const LADDER: [(Profile, u64); 11] = [
     (BURSTS, MIB),
     (JITTER, MIB),
@@ -25,12 +25,12 @@ const LADDER: [(Profile, u64); 11] = [
     (IPV6_ONLY, MIB),
     (GUEST_WIFI, MIB),
 ];
-/// Seconds that each link has. All are walked at the same time.
+/// Limit for each link in seconds. All are tested at the same time.
 const LIMIT: i64 = 75;
-/// What losses and jitter are drawn from.
+/// Seed of losses and jitter.
 const SEED: u64 = 1;
 
-/// A node behind a link, and what it's to pull.
+/// A node behind a link, and its image.
 struct Rung {
     profile: Profile,
     node: EdgeNode,
@@ -56,7 +56,7 @@ impl Rung {
         Ok(Self { profile, node, reference, portal, _wire: wire })
     }
 
-    /// Pulls the image over the link. Returns how long that took.
+    /// Pulls the image over the link, and returns the duration.
     async fn climb(&self, cluster: &Cluster) -> Result<Duration> {
         let (begun, name) = (Instant::now(), self.node.name());
         let job = cluster.job(name).on([name]).images([&self.reference]).retries(20).policy("Always");

@@ -1,5 +1,5 @@
-//! All replicas of cloudcore-prepull are available, and the Service selects the pod of the one that leads. Without a kubelet
-//! the pods are objects, and the processes that act for them are told their names.
+//! All replicas of cloudcore-prepull are available, and the Service selects the leader's pod. Without a kubelet the
+//! pods are only objects, and the processes for them get their names.
 
 use std::time::{Duration, Instant};
 
@@ -12,11 +12,11 @@ use prepull_e2e::parts::workspace;
 use prepull_e2e::prelude::*;
 use serde_json::json;
 
-/// Limit for a standby to lead if it has to wait for the Lease to expire.
+/// Limit for a standby to lead after waiting for the Lease to expire.
 const FAILOVER: Duration = Duration::from_secs(10);
-/// Between two looks of a measurement.
+/// Interval of a measurement.
 const POLL: Duration = Duration::from_millis(5);
-/// Longer than the leader takes to look for the label again.
+/// Longer than the leader's interval of checking the label.
 const LOOKED_AGAIN: Duration = Duration::from_secs(15);
 const RIGHTS: &str = "manifests/cloudcore-prepull/rbac.yaml";
 
@@ -27,7 +27,7 @@ fn manifest<K: serde::de::DeserializeOwned>(file: &str) -> Result<K> {
     Ok(serde_saphyr::from_str(first)?)
 }
 
-/// Two replicas, each in a pod as the Deployment would make it.
+/// Two replicas, each in a pod like those of the Deployment.
 struct Pods {
     a: Cloud,
     b: Cloud,
@@ -53,13 +53,13 @@ impl Pods {
         Ok(Self { a, b, cluster, selector: selector.join(",") })
     }
 
-    /// The pods to which the Service would send an edge, were they ready.
+    /// The pods to which the Service would send an edge, if they were ready.
     async fn selected(&self) -> Result<Vec<String>> {
         let pods = self.api().list(&ListParams::default().labels(&self.selector)).await?;
         Ok(pods.iter().map(ResourceExt::name_any).collect())
     }
 
-    /// Waits until the Service selects this pod alone, and returns when.
+    /// Waits until the Service selects only this pod, and returns the time.
     async fn selects(&self, pod: &str, limit: Duration) -> Result<Instant> {
         let began = Instant::now();
         loop {
@@ -72,7 +72,7 @@ impl Pods {
         }
     }
 
-    /// Waits until this replica leads and is selected alone; returns how long each took since then.
+    /// Waits until this replica leads and is the only one selected; returns both durations since then.
     async fn passes_to(&self, pod: &str, began: Instant) -> Result<(Duration, Duration)> {
         let cloud = if pod == "a" { &self.a } else { &self.b };
         let leads = async {
@@ -86,7 +86,7 @@ impl Pods {
         Ok((ready, selected.duration_since(began)))
     }
 
-    /// Puts the label of the leader on a pod, as somebody by hand, or as a leader that is gone.
+    /// Puts the leader's label on a pod, like a person or a former leader.
     async fn mark(&self, pod: &str) -> Result<()> {
         let marked = json!({"metadata": {"labels": {"prepull.kubeedge.io/leader": "true"}}});
         self.api().patch(pod, &PatchParams::default(), &Patch::Merge(marked)).await?;
@@ -108,7 +108,7 @@ async fn is_available(cloud: &Cloud) -> Result<()> {
 }
 
 #[tokio::test]
-async fn every_replica_is_available_and_the_service_selects_the_leader_alone() -> Result<()> {
+async fn the_service_selects_only_the_leader() -> Result<()> {
     let mut pods = Pods::start(Cluster::start().await?).await?;
     pods.selects("a", SOON).await?;
     for cloud in [&pods.a, &pods.b] {
@@ -126,14 +126,14 @@ async fn every_replica_is_available_and_the_service_selects_the_leader_alone() -
     is_available(&pods.a).await?;
     assert_eq!(pods.selected().await?, ["b"]);
 
-    // What somebody does by hand is undone.
+    // Manual changes are undone.
     pods.mark("a").await?;
     pods.selects("b", LOOKED_AGAIN).await?;
     Ok(())
 }
 
 #[tokio::test]
-async fn a_leader_that_is_killed_or_frozen_loses_its_label_to_the_next_one() -> Result<()> {
+async fn a_lost_leader_loses_its_label() -> Result<()> {
     let mut pods = Pods::start(Cluster::start().await?).await?;
     pods.selects("a", SOON).await?;
     is_available(&pods.b).await?;
@@ -147,7 +147,7 @@ async fn a_leader_that_is_killed_or_frozen_loses_its_label_to_the_next_one() -> 
     pods.a.restart().await?;
     is_available(&pods.a).await?;
 
-    // As on a machine that is cut off: it says nothing, and its pod is still there.
+    // Like a machine that's cut off: it's silent, and its pod still exists.
     let began = Instant::now();
     pods.b.pause()?;
     let (ready, selected) = pods.passes_to("a", began).await?;
@@ -159,15 +159,15 @@ async fn a_leader_that_is_killed_or_frozen_loses_its_label_to_the_next_one() -> 
 }
 
 #[tokio::test]
-async fn a_restarted_container_takes_the_label_from_its_pod_before_it_stands_by() -> Result<()> {
+async fn a_restarted_container_loses_the_label() -> Result<()> {
     let mut pods = Pods::start(Cluster::start().await?).await?;
     pods.selects("a", SOON).await?;
-    // Nobody else can lead or take the label away.
+    // No other replica can lead or remove the label.
     pods.b.terminate().await?;
     pods.a.kill9()?;
     assert_eq!(pods.selected().await?, ["a"]);
     pods.a.restart().await?;
-    // It has to wait for the Lease of its predecessor.
+    // It must wait for the Lease of its predecessor.
     let standing_by = eventually("it stands by", SOON, async || {
         let (status, body) = pods.a.availability().await?;
         ensure!(status == 200, "{status} {body}");
@@ -182,11 +182,11 @@ async fn a_restarted_container_takes_the_label_from_its_pod_before_it_stands_by(
 }
 
 #[tokio::test]
-async fn without_the_right_to_mark_pods_the_remedy_is_named_and_manifests_of_before_go_on() -> Result<()> {
+async fn a_missing_right_to_label_is_named() -> Result<()> {
     let cluster = Cluster::own().await?;
     cluster.kubectl(&["-n", NAMESPACE, "delete", "role", "cloudcore-prepull-leader-label"]).await?;
     let pods = Pods::start(cluster).await?;
-    // What manifests of before probe: /readyz of the leader does not depend on it.
+    // The probes of earlier manifests: /readyz of the leader doesn't depend on it.
     pods.a.leads(SOON).await?;
     for cloud in [&pods.a, &pods.b] {
         eventually("the remedy is named", SOON, async || {

@@ -1,5 +1,5 @@
-//! Faulty registries and links: transient errors are retried, permanent ones are reported, and a cut does not make
-//! anything be fetched twice.
+//! Faulty registries and links: transient errors are retried, permanent ones are reported, and a cut causes no repeated
+//! download.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use prepull_e2e::prelude::*;
 use prepull_e2e::proxy::Record;
 
 #[tokio::test]
-async fn a_registry_that_comes_back_within_the_retries_is_pulled_from() -> Result<()> {
+async fn a_returning_registry_is_retried_in_time() -> Result<()> {
     let mut site = Site::start().await?;
     let node = site.node("edge-1").await?.await?;
     let (image, reference) = site.image("comes-back", &[MIB])?;
@@ -35,11 +35,11 @@ async fn a_registry_that_comes_back_within_the_retries_is_pulled_from() -> Resul
 }
 
 #[tokio::test]
-async fn a_busy_and_a_broken_registry_are_tried_again() -> Result<()> {
+async fn a_busy_or_broken_registry_is_retried() -> Result<()> {
     let site = Site::start().await?;
     let node = site.node("edge-1").await?.await?;
-    // containerd itself retries a 429, and some releases a 500 as well, each as often as it likes: so the registry fails
-    // until a try of the agent has ended.
+    // containerd itself retries a 429, and some releases a 500 as well, each with its own number of retries. So the
+    // registry fails until an attempt of the agent has ended.
     for (name, path, answer, code) in [
         ("busy", "/manifests/", 429, FailureCode::RateLimited),
         ("broken", "/blobs/", 500, FailureCode::RegistryError),
@@ -62,7 +62,7 @@ async fn a_busy_and_a_broken_registry_are_tried_again() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_failure_that_stays_names_its_reason_and_how_often_it_was_tried() -> Result<()> {
+async fn a_lasting_failure_names_reason_and_tries() -> Result<()> {
     let site = Site::start().await?;
     let node = site.node("edge-1").await?.await?;
     let (_, broken) = site.image("broken", &[MIB])?;
@@ -79,7 +79,7 @@ async fn a_failure_that_stays_names_its_reason_and_how_often_it_was_tried() -> R
     assert_eq!(of_broken.code, Some(FailureCode::RegistryError), "{of_broken:?}");
     assert_eq!(of_missing.code, Some(FailureCode::NotFound), "{of_missing:?}");
     ensure!(of_broken.reason.contains("503"), "the registry's answer is not in {of_broken:?}");
-    // The first try and two more, in each of which some releases of containerd ask several times.
+    // The first attempt and two more. In each, some releases of containerd send several requests.
     let asked = || site.link.records().iter().filter(|record| record.injected).count();
     let asked_for_broken = asked();
     ensure!((3..=30).contains(&asked_for_broken), "{asked_for_broken} requests");
@@ -98,12 +98,12 @@ async fn a_failure_that_stays_names_its_reason_and_how_often_it_was_tried() -> R
     assert_eq!(of_node.phase, NodePhase::Failure);
     ensure!(of_node.reason.contains("2 of 3 images"), "{of_node:?}");
     assert_eq!(status.reason, "1 of 1 nodes failed, more than failureTolerate 0.1 allows (RegistryError 1)");
-    assert_eq!(asked(), asked_for_broken, "nobody asks after the end");
+    assert_eq!(asked(), asked_for_broken, "no requests after the end");
     Ok(())
 }
 
 #[tokio::test]
-async fn a_large_layer_goes_on_where_the_link_was_cut() -> Result<()> {
+async fn a_cut_layer_resumes() -> Result<()> {
     const SIZE: u64 = 64 * MIB;
     let site = Site::start().await?;
     let node = site.node("edge-1").await?.await?;
@@ -140,7 +140,7 @@ async fn a_large_layer_goes_on_where_the_link_was_cut() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_tunnel_that_is_silent_for_two_heartbeats_ends_on_both_sides_and_comes_back() -> Result<()> {
+async fn a_silent_tunnel_ends_on_both_sides() -> Result<()> {
     let site = Site::with_cloud_args(&["--heartbeat", "1s"]).await?;
     let tunnel = Proxy::tcp(site.cloud.tunnel_addr())?;
     let node = site.node("edge-1").await?.tunnel_through(&tunnel).await?;
@@ -150,7 +150,7 @@ async fn a_tunnel_that_is_silent_for_two_heartbeats_ends_on_both_sides_and_comes
     site.link_carries(MIB).await?;
     ensure!(has_session(&site).await?, "the cloud knows of no session");
 
-    // Like a NAT that has forgotten the connection: neither end is told.
+    // Like a NAT that has forgotten the connection: neither end gets a message.
     let dialled = tunnel.connections();
     tunnel.freeze();
     eventually("the cloud ends the session", Duration::from_secs(6), async || {

@@ -1,5 +1,5 @@
 //! The end-to-end tests, one module for each topic. They are one program, because linking takes longer than compiling;
-//! cargo-nextest still runs each test in a process of its own.
+//! cargo-nextest still runs each test in a separate process.
 
 mod api_faults;
 mod bad_input;

@@ -1,5 +1,5 @@
-//! The folders that an operator applies: each is rendered by kubectl, and a real API server accepts every object of it
-//! under the strict rules of a server-side apply.
+//! The folders for operators: each is rendered by kubectl, and a real API server accepts every object of it under the
+//! strict rules of a server-side apply.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ fn folders(dir: &str) -> Result<Vec<PathBuf>> {
     Ok(folders)
 }
 
-/// A folder of the test that is like one of the repository's, with these components and files in addition.
+/// A folder of the test that's like one of the repository's, with these components and files in addition.
 fn overlay(cluster: &Cluster, folder: &str, more: &[PathBuf]) -> Result<PathBuf> {
     let dir = cluster.place().new_dir("overlay")?.canonicalize()?;
     // Kustomize takes no absolute paths.
@@ -47,7 +47,7 @@ fn overlay(cluster: &Cluster, folder: &str, more: &[PathBuf]) -> Result<PathBuf>
     Ok(dir)
 }
 
-/// What the files of a folder hold, before kustomize changes anything.
+/// The content of a folder's files, before kustomize changes anything.
 #[derive(Default)]
 struct Written {
     objects: Vec<Value>,
@@ -86,7 +86,7 @@ impl Written {
     }
 }
 
-/// All that objects of RBAC say, by kind, namespace and name.
+/// All rules of RBAC objects, by kind, namespace and name.
 fn rights(objects: &[Value]) -> BTreeMap<String, [&Value; 3]> {
     let rbac = |object: &&Value| {
         object["apiVersion"].as_str().is_some_and(|version| version.starts_with("rbac.authorization.k8s.io/"))
@@ -99,7 +99,7 @@ fn rights(objects: &[Value]) -> BTreeMap<String, [&Value; 3]> {
     rights.map(|object| (id(object), ["rules", "roleRef", "subjects"].map(|field| &object[field]))).collect()
 }
 
-/// What kubectl renders of a folder.
+/// The output of kubectl for a folder.
 struct Rendered {
     objects: Vec<Value>,
 }
@@ -145,9 +145,9 @@ impl Rendered {
         template.spec.context("no pod")
     }
 
-    /// Lets the API server check all objects and store them, but for kinds that it does not serve.
+    /// Lets the API server check all objects and store them, except for kinds that it doesn't serve.
     async fn is_accepted(&self, cluster: &Cluster) -> Result<()> {
-        // Of definitions this server may know less than they say, which is checked with the definitions themselves.
+        // This server may know less than the definitions require; they are checked separately.
         let objects = self.objects.iter().filter(|object| object["kind"] != "CustomResourceDefinition");
         let (perhaps, sure): (Vec<_>, Vec<_>) = objects.partition(|object| may_be_unknown(object));
         apply(cluster, &sure).await?;
@@ -171,14 +171,14 @@ async fn apply(cluster: &Cluster, objects: &[&Value]) -> Result<()> {
     Ok(())
 }
 
-/// Whether the kind is another program's, or one that API servers know from 1.21 on.
+/// Whether the kind is another program's, or one that API servers know since 1.21.
 fn may_be_unknown(object: &Value) -> bool {
     ["ServiceMonitor", "PodMonitor", "PrometheusRule", "PodDisruptionBudget"]
         .iter()
         .any(|kind| object["kind"] == *kind)
 }
 
-/// Whether a pod may run where the Pod Security Standard "restricted" is enforced.
+/// Whether a pod may run under the Pod Security Standard "restricted".
 fn is_restricted(pod: &PodSpec) -> bool {
     let of_pod = pod.security_context.clone().unwrap_or_default();
     let confined = pod.containers.iter().all(|container| {
@@ -197,7 +197,7 @@ fn is_restricted(pod: &PodSpec) -> bool {
 }
 
 #[tokio::test]
-async fn the_cloud_side_is_one_folder_with_each_choice_and_with_all_of_them() -> Result<()> {
+async fn the_cloud_side_renders_each_choice() -> Result<()> {
     let cluster = Cluster::own().await?;
     let plain = Rendered::of(&cluster, &workspace().join(CLOUD)).await?;
     assert_eq!(plain.all("CustomResourceDefinition").len(), 2);
@@ -261,14 +261,14 @@ async fn the_cloud_side_is_one_folder_with_each_choice_and_with_all_of_them() ->
     }
 
     let chosen: Vec<_> = components.into_iter().filter(|path| !path.ends_with("disruption-budget")).collect();
-    // Where both are chosen, the one that secures comes last.
+    // If both are chosen, the one that secures comes last.
     let (secure, mut chosen): (Vec<_>, Vec<_>) =
         chosen.into_iter().partition(|path| path.ends_with("metrics-secure"));
     chosen.extend(secure);
     let all = Rendered::of(&cluster, &overlay(&cluster, CLOUD, &chosen)?).await?;
     let endpoint = &all.all("ServiceMonitor")[0]["spec"]["endpoints"][0];
     assert_eq!((&endpoint["scheme"], &endpoint["port"]), (&"https".into(), &"metrics".into()));
-    // The token goes to no impostor.
+    // No impostor gets the token.
     assert_eq!(endpoint["tlsConfig"]["ca"]["secret"]["key"], "ca.crt");
     assert_eq!(endpoint["tlsConfig"]["serverName"], "cloudcore-prepull.prepull-system.svc");
     all.is_accepted(&cluster).await
@@ -295,7 +295,7 @@ async fn rendering_changes_no_right() -> Result<()> {
         let (written, rendered) = (Written::of(&folder)?, Rendered::of(&cluster, &folder).await?);
         let written_rights = rights(&written.objects);
         assert_eq!(rights(&rendered.objects), written_rights, "{more:?}");
-        // Kustomize gives a generated name a hash, and from 5.5 on also where a rule names an object of any kind so. The
+        // Kustomize gives a generated name a hash, and since 5.5 also in a rule that names an object of any kind. The
         // kubectl here may be older.
         let rules = written_rights.values().flat_map(|[rules, ..]| rules.as_array().into_iter().flatten());
         for name in rules.flat_map(|rule| rule["resourceNames"].as_array().into_iter().flatten()) {
@@ -306,7 +306,7 @@ async fn rendering_changes_no_right() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_agents_are_one_folder_for_every_runtime() -> Result<()> {
+async fn the_agents_are_one_folder() -> Result<()> {
     let cluster = Cluster::own().await?;
     let plain = Rendered::of(&cluster, &workspace().join(EDGE)).await?;
     assert_eq!(plain.variable("PREPULL_SERVER")?.as_deref(), Some("cloudcore.example"));
@@ -321,7 +321,7 @@ async fn the_agents_are_one_folder_for_every_runtime() -> Result<()> {
         let endpoint =
             agent.args.iter().flatten().find_map(|arg| arg.strip_prefix("--runtime-endpoint=unix://"));
         let endpoint = endpoint.context("no endpoint")?;
-        // The socket is within reach, under the path that it has on the node; and so is the store.
+        // The socket is accessible under its path on the node, and so is the store.
         let mounts = agent.volume_mounts.iter().flatten();
         let mounts: Vec<_> = mounts.map(|mount| (mount.name.as_str(), mount.mount_path.as_str())).collect();
         for (name, path) in &mounts {
@@ -339,7 +339,7 @@ async fn the_agents_are_one_folder_for_every_runtime() -> Result<()> {
         let records = format!("{}/image_manager", dir.unwrap_or("/var/lib/kubelet"));
         let mount = agent.volume_mounts.iter().flatten().find(|mount| mount.mount_path == records);
         assert_eq!(mount.and_then(|mount| mount.read_only), Some(true), "{runtime:?}: {records}");
-        // Where the agent downloads, it sees what containerd reads, and can't write it.
+        // The agent that downloads sees containerd's configuration, and can't write it.
         let name = runtime.as_deref().and_then(Path::file_name).and_then(|name| name.to_str());
         let of_runtime = match name {
             None => &["/etc/containerd", "/etc/docker/certs.d"][..],
@@ -362,7 +362,7 @@ async fn the_agents_are_one_folder_for_every_runtime() -> Result<()> {
 }
 
 #[tokio::test]
-async fn agents_that_are_scraped_listen_where_the_monitor_and_their_probes_look() -> Result<()> {
+async fn scraped_agents_listen_for_monitor_and_probes() -> Result<()> {
     let cluster = Cluster::own().await?;
     let monitoring = workspace().join(EDGE).join("monitoring");
     // Also beside a runtime, which changes the same container.
@@ -395,7 +395,7 @@ async fn agents_that_are_scraped_listen_where_the_monitor_and_their_probes_look(
 }
 
 #[tokio::test]
-async fn what_has_to_be_set_is_asked_for_at_the_start() -> Result<()> {
+async fn missing_settings_are_named_at_start() -> Result<()> {
     let cluster = Cluster::start().await?;
     let rendered = Rendered::of(&cluster, &workspace().join(CLOUD)).await?;
     let placeholder = rendered.variable("PREPULL_ADVERTISE")?.context("no placeholder")?;

@@ -4,7 +4,7 @@ use prepull_e2e::prelude::*;
 
 pub(crate) const SMALL: u64 = MIB / 4;
 pub(crate) const LARGE: u64 = 12 * MIB;
-/// Rate of the link, at which a pull takes some seconds.
+/// Rate of the link. At this rate a pull takes some seconds.
 pub(crate) const SLOW: Option<u64> = Some(4 * MIB);
 
 /// A site with one node in the middle of a pull: one of the image's two layers is complete, the other one is not.
@@ -42,7 +42,7 @@ impl<J> MidPull<J> {
         for blob in self.image.blobs() {
             let size = std::fs::metadata(self.image.blob_file(blob))?.len();
             let fetched = self.site.link.bytes_of(blob);
-            // What was under way and not yet written when the pull was interrupted, at most what sockets hold.
+            // Bytes in transit at the interruption, at most the size of the sockets' buffers.
             let again = if size > SMALL * 2 { LARGE / 4 } else { 0 };
             ensure!(fetched <= size + again, "{fetched} bytes of {blob}, which has {size}");
         }

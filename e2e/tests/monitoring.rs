@@ -1,5 +1,5 @@
-//! What a Prometheus makes of the programs: promtool has nothing to say about their metrics, its tests of the alerts pass, and
-//! a real one scrapes a run and answers every query of the dashboard.
+//! Prometheus and our metrics: promtool has no complaints about them, its tests of the alerts pass, and a real
+//! Prometheus scrapes a run and answers every query of the dashboard.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -10,7 +10,7 @@ use prepull_e2e::prelude::*;
 use prepull_e2e::prometheus::{MONITORING, Prometheus, dashboard, programs};
 use serde_json::{Value, json};
 
-/// What `promtool check metrics` says; nothing if all is well.
+/// The complaints of `promtool check metrics`; empty if there are none.
 fn lint(programs: &std::path::Path, metrics: &str) -> Result<String> {
     let mut command = Command::new(programs.join("promtool"));
     command.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -22,12 +22,12 @@ fn lint(programs: &std::path::Path, metrics: &str) -> Result<String> {
 }
 
 #[tokio::test]
-async fn the_alerts_fire_where_they_have_to_and_nowhere_else() -> Result<()> {
+async fn the_alerts_fire_only_when_needed() -> Result<()> {
     let mut command = Command::new(programs().await?.join("promtool"));
     command.args(["test", "rules", "alerts-test.yaml"]).current_dir(workspace().join(MONITORING));
     let said = parts::output(command).await?;
     ensure!(said.contains("SUCCESS"), "{said}");
-    // Each alert has to fire in one test, and to be silent in another.
+    // Each alert must fire in one test, and stay silent in another.
     let read = |file: &str| std::fs::read_to_string(workspace().join(MONITORING).join(file));
     let (alerts, tests) = (read("alerts.yaml")?, read("alerts-test.yaml")?);
     for alert in alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")) {
@@ -39,7 +39,7 @@ async fn the_alerts_fire_where_they_have_to_and_nowhere_else() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_prometheus_scrapes_a_run_and_answers_every_query_of_the_dashboard() -> Result<()> {
+async fn a_prometheus_answers_the_dashboards_queries() -> Result<()> {
     let registry = Registry::start().await?;
     let stage = Stage::with_edges(&["edge-1"]).await?;
     let node = stage.edge("edge-1")?;
@@ -99,7 +99,7 @@ async fn a_prometheus_scrapes_a_run_and_answers_every_query_of_the_dashboard() -
 }
 
 #[tokio::test]
-async fn the_series_of_the_cloud_are_as_many_for_two_edges_as_for_forty() -> Result<()> {
+async fn series_do_not_grow_with_edges() -> Result<()> {
     let cluster = Cluster::start().await?;
     let cloud = Cloud::start(&cluster).await?;
     let series = async || {
@@ -119,14 +119,14 @@ async fn the_series_of_the_cloud_are_as_many_for_two_edges_as_for_forty() -> Res
     job("many", all).completes().await?;
     let after = series().await?;
     let new: Vec<_> = after.difference(&before).collect();
-    // Neither for an edge nor for a job that has ended; another outcome may occur for the first time.
+    // Neither for an edge nor for an ended job; another outcome may occur for the first time.
     ensure!(new.len() < 20, "{new:#?}");
     ensure!(!new.iter().any(|series| series.contains("many") || series.contains("sim-")), "{new:#?}");
     Ok(())
 }
 
 #[tokio::test]
-async fn the_configuration_for_scraping_is_sound() -> Result<()> {
+async fn the_scrape_configuration_is_sound() -> Result<()> {
     let monitoring = workspace().join(MONITORING);
     let mut config: Value =
         serde_saphyr::from_str(&std::fs::read_to_string(monitoring.join("scrape.yaml"))?)?;

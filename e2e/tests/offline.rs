@@ -1,4 +1,4 @@
-//! The promise: an image is pulled ahead, its registry goes off, and a pod starts from it. What the kubelet makes of that
+//! The promise: an image is pulled ahead, its registry goes off, and a pod starts from it. The kubelet's behaviour
 //! depends on its policy and on its own records of pulls.
 
 use std::time::{Duration, Instant};
@@ -65,7 +65,7 @@ async fn pods_start_while_the_registry_is_off() -> Result<()> {
     let image = status.image("edge-1", &begun).context("no status")?;
     assert_eq!(image.kubelet_record, Some(KubeletRecord::NoCredentials), "{image:?}");
 
-    // `why` warns before it bites.
+    // `why` warns in advance.
     let why = Person::new(cluster.kubeconfig()).runs("why edge-1 recorded").await?;
     why.is(0, &["a record of it from another repository"])?;
 
@@ -110,7 +110,7 @@ async fn pods_start_while_the_registry_is_off() -> Result<()> {
     }
     assert!(wrong.is_empty(), "{wrong:?}");
 
-    // A pod that has shown its secret once starts again without the registry; one that always asks never does.
+    // A pod that has shown its secret once restarts without the registry; one that always asks never does.
     shop.restart().await?;
     assert_eq!(kubernetes.fate(&pod("shown", &plain, true)).await?, Runs);
     shop.stop()?;
@@ -121,7 +121,7 @@ async fn pods_start_while_the_registry_is_off() -> Result<()> {
     Ok(())
 }
 
-/// A workload on the edge whose image has a tag that moves.
+/// A workload on the edge with a moving tag.
 fn workload(kind: &str, name: &str, image: &str) -> Value {
     let labels = json!({"app": name});
     let mut workload = json!({
@@ -147,7 +147,7 @@ fn workload(kind: &str, name: &str, image: &str) -> Value {
 }
 
 #[tokio::test]
-async fn workloads_roll_out_from_what_was_pulled_ahead() -> Result<()> {
+async fn workloads_roll_out_from_prepulled_images() -> Result<()> {
     let kubernetes = Kubernetes::start().await?;
     let cluster = kubernetes.cluster();
     let edge = kubernetes.worker_with_disk("edge-1", 512 * MIB);
@@ -157,7 +157,7 @@ async fn workloads_roll_out_from_what_was_pulled_ahead() -> Result<()> {
     let (registry, me) = (kubernetes.registry(), Person::new(cluster.kubeconfig()));
     let fetched = || registry.requests().of("shop/web").blob_fetches().bytes();
 
-    // A tag that moves: what it points to now is pulled ahead, and the rollout downloads nothing.
+    // A moving tag: its current image is pulled ahead, and the rollout downloads nothing.
     let (old, new) = (Image::small("web-old")?, Image::small("web-new")?);
     let stable = registry.seed(&old, "shop/web:stable")?;
     registry.seed(&new, "shop/web:next")?;
@@ -177,7 +177,7 @@ async fn workloads_roll_out_from_what_was_pulled_ahead() -> Result<()> {
     }
     assert_eq!(fetched(), ahead, "the rollout downloads nothing");
 
-    // The kubelet and the agent pull the same image at once: both have it, and it's downloaded twice at most.
+    // The kubelet and the agent pull the same image at the same time: both succeed, and it's downloaded twice at most.
     let large = Image::of_layers("at-once", &[6 * MIB, 2 * MIB])?;
     let reference = registry.seed(&large, "shop/at-once:v1")?;
     let job = cluster.job("at-once").images([&reference]).on(["edge-1"]).retries(3);
@@ -189,7 +189,7 @@ async fn workloads_roll_out_from_what_was_pulled_ahead() -> Result<()> {
     assert!(bytes <= 2 * large.size() + MIB, "{bytes}");
     kubernetes.delete_pod("at-once").await?;
 
-    // A kubelet whose disk gets full removes what no pod uses and no job pins.
+    // A kubelet with a full disk removes images that no pod uses and no job pins.
     let kept = registry.seed(&Image::small("kept")?, "shop/kept:v1")?;
     let lost = registry.seed(&Image::of_layers("lost", &[32 * MIB])?, "shop/lost:v1")?;
     let ahead = |name: &str, image: &str| cluster.job(name).images([image]).on(["edge-1"]);
@@ -212,7 +212,8 @@ async fn workloads_roll_out_from_what_was_pulled_ahead() -> Result<()> {
     };
     eventually("the kubelet removes images", Duration::from_secs(60), removed).await?;
     edge.restart_kubelet(&evicting("0%")).await?;
-    // containerd before 1.6.25 knows no pins, which the status has said. The kubelet may have ended before it got to this one.
+    // containerd before 1.6.25 knows no pins, which the status has reported. The kubelet may have ended before this
+    // one.
     let there = edge.containerd().has_image(&kept).await?;
     assert!(there || !pinned, "what is pinned stays");
     let (status, words) = if there { (0, "1 of 1 nodes still have") } else { (1, "missing on 1") };

@@ -1,4 +1,4 @@
-//! `kubectl prepull nodes`, `why` and `check` against a real cluster: what is there, what a node lacks, what is wrong.
+//! `kubectl prepull nodes`, `why` and `check` against a real cluster: its edges, missing parts of a node, and problems.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, Patch, PatchParams};
@@ -8,10 +8,10 @@ use prepull_e2e::prelude::*;
 use prepull_e2e::services::{self, pod, serve_by};
 use serde_json::json;
 
-/// The Service at which edges dial in.
+/// The Service for edges.
 const DOOR: &str = "cloudcore-prepull";
 
-/// Lets a user do what manifests/kubectl-prepull has for those who look.
+/// Gives a user the rights that manifests/kubectl-prepull has for viewers.
 async fn may_look(cluster: &Cluster, user: &str) -> Result<()> {
     for file in ["rbac.yaml", "checker.yaml"] {
         cluster.apply_file(&workspace().join("manifests/kubectl-prepull").join(file)).await?;
@@ -31,7 +31,7 @@ async fn where_nobody_lists_edges_the_reason_is_named(
     jane: &Person,
     ann: &Person,
 ) -> Result<()> {
-    // No cloudcore-prepull, one of before it listed its edges, and one to which no Service leads.
+    // No cloudcore-prepull, an earlier one without the list of edges, and one without a Service.
     jane.runs("nodes")
         .await?
         .is(1, &["there is no cloudcore-prepull in namespace prepull-system", "--system-namespace"])?;
@@ -46,7 +46,7 @@ async fn where_nobody_lists_edges_the_reason_is_named(
 }
 
 async fn what_a_node_lacks_is_named(jane: &Person, ann: &Person) -> Result<()> {
-    // What a node lacks, and what to do next.
+    // The missing parts of a node, and the next steps.
     let said = jane
         .runs("why edge-1")
         .await?
@@ -68,7 +68,7 @@ async fn what_a_node_lacks_is_named(jane: &Person, ann: &Person) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_person_sees_the_edges_what_a_node_lacks_and_what_is_wrong() -> Result<()> {
+async fn a_person_sees_edges_and_problems() -> Result<()> {
     let cluster = Cluster::own().await?;
     let network = Network::new().await?;
     let address = network.uplink().await?;
@@ -79,10 +79,10 @@ async fn a_person_sees_the_edges_what_a_node_lacks_and_what_is_wrong() -> Result
 
     where_nobody_lists_edges_the_reason_is_named(&cluster, &jane, &ann).await?;
 
-    // Two edge nodes, of which one has never joined, and a node that is none.
+    // Two edge nodes (one has never joined), and a node that isn't an edge.
     cluster.edge_nodes(&["edge-1", "edge-2"]).await?;
     cluster.node("plain").ready().create().await?;
-    // A disk of its own: how full that of this machine is must not matter.
+    // A separate disk: the free space of this machine must not matter.
     let mut node = EdgeNode::start(&cluster, &cloud, "edge-1").disk(512 * MIB).await?;
     node.is_connected().await?;
     pod(&cluster, "a", address).await?;
@@ -103,7 +103,7 @@ async fn a_person_sees_the_edges_what_a_node_lacks_and_what_is_wrong() -> Result
 
     what_a_node_lacks_is_named(&jane, &ann).await?;
 
-    // A job that fails on the one, and waits for the other.
+    // A job that fails on one node, and waits for the other.
     let job = cluster
         .job("web")
         .images(["127.0.0.1:1/team/web:v1"])
@@ -123,7 +123,7 @@ async fn a_person_sees_the_edges_what_a_node_lacks_and_what_is_wrong() -> Result
     jane.runs("why plain web").await?.is(0, &["✗ job web names its nodes, and not this one"])?;
     jane.runs("why edge-1 wev").await?.is(1, &["there is no ImagePrePullJob wev"])?;
 
-    // All is as it should be, but for what is away.
+    // All is well, except for the offline parts.
     let ready = json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}});
     let pods: Api<Pod> = Api::namespaced(cluster.client(), NAMESPACE);
     pods.patch_status("a", &PatchParams::default(), &Patch::Merge(ready)).await?;

@@ -1,5 +1,5 @@
-//! Runtimes that are not containerd: what CRI-O and cri-dockerd answer, from a stand-in that answers as they do. They
-//! tell no bytes, know no leases, and say in other words what is wrong.
+//! Runtimes other than containerd: the answers of CRI-O and cri-dockerd, from a stand-in that imitates them. They
+//! report no bytes, have no leases, and describe errors differently.
 
 mod answers;
 mod stand_in;
@@ -52,7 +52,7 @@ fn key(passwords: &[&str]) -> Key {
     Key::Credentials { credentials: passwords.iter().map(credential).collect() }
 }
 
-/// Runs a task with these images, all at a time, until it ends or `stop` does.
+/// Runs a task with these images, all concurrently, until it ends or `stop` does.
 async fn run_until(
     runtime: &StandIn,
     images: Vec<ImageTask>,
@@ -113,7 +113,7 @@ fn failures_of(runtime: Runtime) -> impl Iterator<Item = &'static Failure> {
     FAILURES.iter().filter(move |failure| failure.of == runtime)
 }
 
-/// Pulls an image for each of the failures, which its pulls meet as `acts` says.
+/// Pulls an image for each of the failures. `acts` scripts the pulls that meet it.
 async fn pull_each(
     runtime: &StandIn,
     failures: &[&'static Failure],
@@ -129,11 +129,11 @@ async fn pull_each(
 }
 
 #[tokio::test]
-async fn every_failure_is_tried_again_or_not_as_its_cause_demands() -> Result<()> {
+async fn every_failure_is_retried_by_its_cause() -> Result<()> {
     for kind in BOTH {
         let runtime = StandIn::start(kind)?;
         let failures: Vec<_> = failures_of(kind).collect();
-        // Each image fails once. Only who tries again gets it.
+        // Each image fails once. Only a retry gets it.
         let once = |failure: &Failure| vec![Act::Fail(failure.code, failure.text())];
         for (failure, result) in pull_each(&runtime, &failures, key(&["only"]), once).await? {
             let Failure { case, then, is, .. } = failure;
@@ -149,7 +149,7 @@ async fn every_failure_is_tried_again_or_not_as_its_cause_demands() -> Result<()
 }
 
 #[tokio::test]
-async fn a_failure_that_stays_is_named_by_its_cause() -> Result<()> {
+async fn a_lasting_failure_names_its_cause() -> Result<()> {
     for kind in BOTH {
         let runtime = StandIn::start(kind)?;
         let failures: Vec<_> = failures_of(kind).collect();
@@ -163,7 +163,7 @@ async fn a_failure_that_stays_is_named_by_its_cause() -> Result<()> {
 }
 
 #[tokio::test]
-async fn after_a_refusal_in_either_runtimes_words_the_next_credential_is_tried() -> Result<()> {
+async fn a_refusal_leads_to_the_next_credential() -> Result<()> {
     for kind in BOTH {
         let runtime = StandIn::start(kind)?;
         let refused: Vec<_> =
@@ -184,7 +184,7 @@ async fn after_a_refusal_in_either_runtimes_words_the_next_credential_is_tried()
 }
 
 #[tokio::test]
-async fn an_image_has_its_id_and_no_bytes_and_its_digest_only_where_it_is_certain() -> Result<()> {
+async fn an_image_has_its_certain_facts_only() -> Result<()> {
     for kind in BOTH {
         let runtime = StandIn::start(kind)?;
         let of_kind = || SUCCESSES.iter().filter(|success| success.of == kind);
@@ -201,7 +201,7 @@ async fn an_image_has_its_id_and_no_bytes_and_its_digest_only_where_it_is_certai
                 assert_eq!(result.id, Some(id()), "{kind:?}, {reference}");
             }
         }
-        // Whoever names a digest gets it, whatever the runtime lists.
+        // A reference by digest gets that digest, whatever the runtime lists.
         let by_digest = format!("r.example/multi@{}", digest('c'));
         let end = run(&runtime, vec![image(&by_digest)], Key::anonymous()).await?;
         assert_eq!(end.images[0].digest, Some(digest('c')));
@@ -211,7 +211,7 @@ async fn an_image_has_its_id_and_no_bytes_and_its_digest_only_where_it_is_certai
 }
 
 #[tokio::test]
-async fn a_dockerd_that_is_away_costs_no_try() -> Result<()> {
+async fn an_absent_dockerd_costs_no_try() -> Result<()> {
     let runtime = StandIn::start(Runtime::Docker)?;
     let away =
         "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?";
@@ -225,7 +225,7 @@ async fn a_dockerd_that_is_away_costs_no_try() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_stopped_pull_ends_in_cri_o_and_goes_on_in_docker() -> Result<()> {
+async fn a_stopped_pull_continues_only_in_docker() -> Result<()> {
     for kind in BOTH {
         let runtime = StandIn::start(kind)?;
         runtime.script(REFERENCE, [Act::Download]);
@@ -263,11 +263,11 @@ async fn a_stopped_pull_ends_in_cri_o_and_goes_on_in_docker() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pull_in_which_the_registry_is_silent_ends_with_its_timeout_and_is_tried_again() -> Result<()> {
+async fn a_silent_registry_ends_with_the_timeout() -> Result<()> {
     for kind in BOTH {
         let runtime = StandIn::start(kind)?;
         runtime.script(REFERENCE, [Act::Download]);
-        // Without bytes nobody can tell a silent connection from a slow one; only the clock ends it.
+        // Without bytes we can't distinguish a silent connection from a slow one; only the timeout ends it.
         let limited = ImageTask { timeout: Some(Duration::from_secs(1)), ..image(REFERENCE) };
         let only_try = ImageTask { retries: 0, ..limited.clone() };
         let result = run(&runtime, vec![only_try], Key::anonymous()).await?.images.remove(0);
@@ -284,7 +284,7 @@ async fn a_pull_in_which_the_registry_is_silent_ends_with_its_timeout_and_is_tri
     Ok(())
 }
 
-/// Starts a real containerd without CRI, as Docker's package configures it, and returns it with its socket.
+/// Starts a real containerd without CRI, in the configuration of Docker's package, and returns it with its socket.
 async fn containerd_without_cri(place: &Place) -> Result<(Child, std::path::PathBuf)> {
     let dir = place.new_dir("without-cri")?;
     let (shown, socket) = (dir.display(), dir.join("containerd.sock"));
@@ -309,10 +309,10 @@ address = "{shown}/containerd.sock"
 }
 
 #[tokio::test]
-async fn a_containerd_without_cri_is_passed_over_for_the_runtime_that_answers() -> Result<()> {
+async fn a_containerd_without_cri_is_skipped() -> Result<()> {
     let place = Place::here()?;
     let (_containerd, without_cri) = containerd_without_cri(&place).await?;
-    // A /run of its own, with the sockets in their usual places.
+    // A separate /run, with the sockets in their usual places.
     let pull = async |sockets: &[(&str, &Path)]| -> Result<(bool, String)> {
         let mut script = vec!["mount -t tmpfs prepull-e2e /run".to_owned()];
         script.extend(sockets.iter().map(|(usual, socket)| {

@@ -15,7 +15,7 @@ fn only(user: &str) -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn one_group_of_nodes_pulls_from_its_own_registry_with_its_own_secret() -> Result<()> {
+async fn a_group_pulls_from_its_own_registry() -> Result<()> {
     let central = Registry::start().user("central-user", &password("central")).await?;
     let hangzhou =
         Registry::start().named("hangzhou.registry.io").user("hz-user", &password("hangzhou")).await?;
@@ -55,7 +55,7 @@ async fn one_group_of_nodes_pulls_from_its_own_registry_with_its_own_secret() ->
 }
 
 #[tokio::test]
-async fn the_sample_of_kubeedges_proposal_works() -> Result<()> {
+async fn kubeedges_sample_works() -> Result<()> {
     let harbor = Registry::start().named("harbor.docker.hub").user("jili", &password("jili")).await?;
     let hangzhou = Registry::start().named("hangzhou.registry.io").user("hz", &password("hz")).await?;
     let stage = Stage::with_edges(&["node1", "node2"]).await?;
@@ -83,7 +83,7 @@ async fn the_sample_of_kubeedges_proposal_works() -> Result<()> {
 }
 
 #[tokio::test]
-async fn rules_apply_in_order_and_the_plan_command_predicts_the_result() -> Result<()> {
+async fn the_plan_predicts_the_rules() -> Result<()> {
     let private = Registry::start().user("alice", &password("alice")).await?;
     let open = Registry::start().named("mirror.local").await?;
     let stage = Stage::with_edges(&["edge-1", "edge-2"]).await?;
@@ -129,7 +129,7 @@ async fn rules_apply_in_order_and_the_plan_command_predicts_the_result() -> Resu
         assert_eq!(of_image.digest.as_deref(), Some(image.digest()));
     }
     assert_eq!(users(&private, "team/app"), only("alice"));
-    ensure!(open.requests().0.iter().all(|request| request.user.is_empty()), "it asks nobody for a name");
+    ensure!(open.requests().0.iter().all(|request| request.user.is_empty()), "it resolves no name");
 
     let plan: serde_json::Value = serde_json::from_str(&plan)?;
     let planned: Vec<_> = plan["nodes"].as_array().context("no nodes")?.iter().collect();
@@ -145,7 +145,7 @@ async fn rules_apply_in_order_and_the_plan_command_predicts_the_result() -> Resu
 }
 
 #[tokio::test]
-async fn a_secret_that_is_added_is_tried_after_the_first_one() -> Result<()> {
+async fn an_added_secret_is_tried_second() -> Result<()> {
     let registry = Registry::start().user("second", &password("second")).await?;
     let stage = Stage::with_edges(&["edge-1"]).await?;
     let wrong = (registry.host(), "first", &*password("first"));
@@ -168,7 +168,7 @@ async fn a_secret_that_is_added_is_tried_after_the_first_one() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_plan_tells_what_each_node_would_download_from_its_own_registry() -> Result<()> {
+async fn the_plan_shows_each_nodes_downloads() -> Result<()> {
     let private = Registry::start().user("alice", &password("alice")).await?;
     let open = Registry::start().named("mirror.local").await?;
     let stage = Stage::with_edges(&["edge-1", "edge-2"]).await?;
@@ -199,7 +199,7 @@ async fn the_plan_tells_what_each_node_would_download_from_its_own_registry() ->
     let hosts = hosts.to_string_lossy();
     let arguments = ["--job", &*file, "--sizes", "--registry-config-path", &*hosts];
     let asked = users(&private, "team/index");
-    ensure!(asked.is_empty(), "somebody has asked for it before: {asked:?}");
+    ensure!(asked.is_empty(), "an earlier request: {asked:?}");
     // It succeeds, although one size is not known.
     let plan = stage.cloud.plan(&[&arguments[..], &["-o", "json"]].concat()).await?;
     assert_eq!(users(&private, "team/index"), only("alice"));

@@ -1,4 +1,4 @@
-//! The page of `kubectl prepull ui`, in a browser that a person's clicks go to.
+//! The page of `kubectl prepull ui`, in a browser with a person's clicks.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +14,7 @@ use prepull_e2e::plugin::PageServer;
 use prepull_e2e::prelude::*;
 use serde_json::{Value, json};
 
-/// The page, as it is served to a person.
+/// The page server.
 pub(crate) struct Page(PageServer);
 
 impl Page {
@@ -31,7 +31,7 @@ impl Page {
     }
 }
 
-/// Keeps a picture with the logs, or where `PREPULL_PICTURES` says: so those of the docs are made.
+/// Stores a picture with the logs, or in `PREPULL_PICTURES`, for the pictures in the docs.
 pub(crate) async fn picture(browser: &Browser, name: &str) -> Result<()> {
     let dir = std::env::var_os("PREPULL_PICTURES").map(PathBuf::from);
     let dir = dir.map_or_else(|| Place::here().map(|place| place.logs().to_owned()), Ok)?;
@@ -44,7 +44,7 @@ async fn phase_is(job: &Job, phase: JobPhase) -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_page_shows_what_a_job_does_and_its_buttons_do_what_they_say() -> Result<()> {
+async fn the_page_shows_and_controls_a_job() -> Result<()> {
     let site = Site::start().await?;
     let (one, two) = (site.node("edge-1").await?, site.node("edge-2").await?);
     let (_one, _two) = tokio::try_join!(one.into_future(), two.into_future())?;
@@ -73,13 +73,13 @@ async fn the_page_shows_what_a_job_does_and_its_buttons_do_what_they_say() -> Re
     browser.says("Nodes 1 to 2 of 2").await?;
     let groups: String = browser.run("document.querySelector('canvas').getAttribute('aria-label')").await?;
     ensure!(groups.starts_with("2 nodes as squares"), "{groups}");
-    // A click on the first square shows its node, and the keyboard goes on from there.
+    // A click on the first square shows its node, and the keyboard continues from there.
     let at: [f64; 2] = browser
         .run("(() => { const at = document.querySelector('canvas').getBoundingClientRect(); return [at.x + 10, at.y + 34]; })()")
         .await?;
     browser.click_at(at).await?;
     browser.says("Tries").await?;
-    // The hint of the square goes with the pointer.
+    // The hint of the square disappears with the pointer.
     browser.move_to([1.0, 1.0]).await?;
     let shown: String = browser.run("document.querySelector('section[aria-label=Node]').innerText").await?;
     ensure!(shown.contains("edge-1") && shown.contains(&missing) && shown.contains("failed"), "{shown}");
@@ -95,7 +95,7 @@ async fn the_page_shows_what_a_job_does_and_its_buttons_do_what_they_say() -> Re
     })
     .await?;
 
-    // The image has arrived in the registry meanwhile.
+    // The image has arrived in the registry by now.
     let (_, late) = site.image("late", &[MIB])?;
     assert_eq!(late, missing);
     browser.click("Retry").await?;
@@ -103,7 +103,7 @@ async fn the_page_shows_what_a_job_does_and_its_buttons_do_what_they_say() -> Re
     browser.says("Completed").await?;
     phase_is(&job, JobPhase::Completed).await?;
 
-    // One that takes a while is suspended, goes on, and is ended.
+    // A longer job is suspended, resumed, and ended.
     site.link.throttle(Some(MIB / 4));
     let (_, large) = site.image("large", &[16 * MIB])?;
     let long = site.job("long").images([&large]).on(nodes).concurrency(1).apply().await?;
@@ -123,7 +123,7 @@ async fn the_page_shows_what_a_job_does_and_its_buttons_do_what_they_say() -> Re
     .await?;
     browser.click("Cancel").await?;
     eventually("the page asks", SOON, async || {
-        // The question may come after the click has been answered.
+        // The question may come after the answer to the click.
         browser.run::<u32>("1").await?;
         let questions = browser.questions().await;
         ensure!(
@@ -145,7 +145,7 @@ async fn the_page_shows_what_a_job_does_and_its_buttons_do_what_they_say() -> Re
 }
 
 #[tokio::test]
-async fn whoever_may_only_look_sees_no_buttons_and_nobody_else_is_answered() -> Result<()> {
+async fn a_viewer_sees_no_buttons() -> Result<()> {
     let cluster = Cluster::own().await?;
     let job = cluster.job("seen").images(["registry.invalid/a:1"]).on(["edge-1"]).apply().await?;
     cluster
@@ -174,12 +174,12 @@ subjects: [{kind: User, name: jane, apiGroup: rbac.authorization.k8s.io}]
         .await?;
     ensure!(buttons.is_empty(), "{buttons:?}");
 
-    // Whoever may not even look gets no page, and hears which right is missing.
+    // A user without even the right to view gets no page, and learns which right is missing.
     let ann = Person::new(&cluster.kubeconfig_as("ann")?);
     let said = tokio::time::timeout(SOON, ann.runs("ui --no-open")).await.context("the page is served")??;
     said.is(1, &["user ann lacks a right: to list imagepr"])?;
 
-    // While the cluster does not answer, the page says so, also one that is opened then.
+    // While the cluster doesn't answer, the page shows that, also if it's opened then.
     cluster.stop_api()?;
     browser.says("cannot be watched").await?;
     let late = page.opened().await?;
@@ -205,8 +205,8 @@ subjects: [{kind: User, name: jane, apiGroup: rbac.authorization.k8s.io}]
     ] {
         assert_eq!(curl(&arguments).await?, status, "{arguments:?}");
     }
-    ensure!(!job.get().await?.spec.suspend, "somebody has changed the job");
-    // Another user of this machine, who has read the address in the list of processes. To be one takes root.
+    ensure!(!job.get().await?.spec.suspend, "the job was changed");
+    // Another user of this machine, who has read the address in the list of processes. This takes root.
     if rustix::process::geteuid().is_root() {
         let mut stranger = Command::new("setpriv");
         stranger.args([
@@ -223,7 +223,7 @@ subjects: [{kind: User, name: jane, apiGroup: rbac.authorization.k8s.io}]
         ensure!(said.contains("for the user who started it"), "{said}");
     }
 
-    // A page elsewhere, which knows the address, gets nothing of it.
+    // A foreign page that knows the address gets no data.
     let outside = Browser::start(400, 300).await?;
     let read = format!("fetch({url:?}).then((answer) => answer.text(), (error) => 'refused')");
     outside.open("data:text/html,elsewhere").await?;
@@ -247,13 +247,14 @@ fn phase_of(node: usize, nodes: usize) -> NodePhase {
     }
 }
 
-/// A number below 100 that looks like chance.
+/// A pseudo-random number below 100.
 fn chance_of(node: usize) -> usize {
     let mixed = node.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     ((mixed ^ (mixed >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 33) % 100
 }
 
-/// A job of so many nodes as cloudcore would have written it, a few of them failed. Returns how many are successful.
+/// A job of this many nodes in the form that cloudcore would write, with a few failures. Returns the number of
+/// successful nodes.
 async fn made_up_job(cluster: &Cluster, name: &str, nodes: usize) -> Result<usize> {
     let job = cluster.job(name).images(["registry.invalid/a:1"]).on(["edge-0"]).apply().await?;
     let began = Timestamp::from_second(Timestamp::now().as_second() - RAN)?;
@@ -312,7 +313,7 @@ async fn made_up_job(cluster: &Cluster, name: &str, nodes: usize) -> Result<usiz
 }
 
 #[tokio::test]
-async fn five_hundred_nodes_are_grouped_by_their_sites() -> Result<()> {
+async fn five_hundred_nodes_are_grouped_by_site() -> Result<()> {
     const NODES: usize = 500;
     const SITES: [&str; 7] = ["berlin", "hangzhou", "lyon", "nagoya", "porto", "pune", "quito"];
     let cluster = Cluster::start().await?;
@@ -331,7 +332,7 @@ async fn five_hundred_nodes_are_grouped_by_their_sites() -> Result<()> {
     browser.says("Nodes 1 to 100 of 500").await?;
     let height: u32 = browser.run("document.querySelector('canvas').clientHeight").await?;
     picture(&browser, "job-500").await?;
-    // Without their headings, and each group beginning a line, the squares take less room.
+    // Without their headings, and with a line for each group, the squares take less room.
     browser
         .run::<Value>(
             "(() => { const select = document.querySelector('#group'); select.value = ''; \
@@ -344,7 +345,7 @@ async fn five_hundred_nodes_are_grouped_by_their_sites() -> Result<()> {
         Ok(())
     })
     .await?;
-    // Nothing is missing: OpenKruise is not, and nobody needs it.
+    // Nothing required is missing; OpenKruise isn't required.
     let message: String = browser.run("document.querySelector('#message').textContent").await?;
     assert_eq!(message, "");
     let complaints = browser.complaints().await?;
@@ -353,7 +354,7 @@ async fn five_hundred_nodes_are_grouped_by_their_sites() -> Result<()> {
 }
 
 #[tokio::test]
-async fn ten_thousand_nodes_are_drawn_without_a_stutter() -> Result<()> {
+async fn ten_thousand_nodes_draw_without_stutter() -> Result<()> {
     const NODES: usize = 10_000;
     let cluster = Cluster::own().await?;
     made_up_job(&cluster, "large", NODES).await?;
@@ -364,7 +365,7 @@ async fn ten_thousand_nodes_are_drawn_without_a_stutter() -> Result<()> {
     browser.says("Nodes 1 to 100 of 10,000").await?;
     browser.says("× NoSpace").await?;
     picture(&browser, "job-10000").await?;
-    // Changes arrive, and each draws the squares that it is about.
+    // Changes arrive, and each redraws only its squares.
     let api: Api<ImagePrePullReport> = Api::all(cluster.client());
     for index in 0..20 {
         let mut report = api.get(&format!("large-{index}")).await?;
@@ -382,7 +383,7 @@ async fn ten_thousand_nodes_are_drawn_without_a_stutter() -> Result<()> {
     let frames: Vec<f64> = browser.run("window.frames_of_grid").await?;
     let worst = frames.iter().copied().fold(0.0, f64::max);
     eprintln!("{} frames of {NODES} squares, the longest took {worst:.1} ms to draw", frames.len());
-    // A stutter is what a person sees. A frame of a busy machine may take a few times as long as on a quiet one.
+    // A person would see a stutter. A frame on a busy machine may take a few times as long as on a quiet one.
     ensure!(!frames.is_empty() && worst < 1000.0, "{frames:?}");
     let _: ImagePrePullJob = cluster.existing_job("large").get().await?;
     Ok(())

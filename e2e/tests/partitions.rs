@@ -39,7 +39,7 @@ impl Scene {
         Ok(scene)
     }
 
-    /// Waits until the cloud has so many sessions, and returns how long that took.
+    /// Waits until the cloud has this many sessions, and returns the duration.
     async fn has_sessions(&self, expected: u32) -> Result<Duration> {
         let begin = Instant::now();
         eventually(&format!("the cloud has {expected} sessions"), SOON, async || {
@@ -51,7 +51,7 @@ impl Scene {
         Ok(begin.elapsed())
     }
 
-    /// Waits until the edge knows that it has no session, and returns how long that took.
+    /// Waits until the edge has noticed the loss of its session, and returns the duration.
     async fn is_alone(&self, edge: usize) -> Result<Duration> {
         let begin = Instant::now();
         eventually("the edge ends the session", SOON, async || {
@@ -79,7 +79,7 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn edges_cut_off_for_less_than_their_deadline_go_on_pulling_and_report_later() -> Result<()> {
+async fn briefly_cut_edges_pull_and_report_later() -> Result<()> {
     let scene = Scene::start(3).await?;
     let job = scene.site.job("cut-off").images([&scene.reference]).on(["edge-1", "edge-2", "edge-3"]);
     let job = job.concurrency(3).apply().await?;
@@ -105,7 +105,7 @@ async fn edges_cut_off_for_less_than_their_deadline_go_on_pulling_and_report_lat
 }
 
 #[tokio::test]
-async fn an_edge_cut_off_beyond_its_deadline_frees_its_slot_and_its_late_result_counts() -> Result<()> {
+async fn a_late_result_counts_after_its_slot() -> Result<()> {
     let scene = Scene::start(2).await?;
     let job = scene.site.job("beyond").images([&scene.reference]).on(["edge-1", "edge-2"]);
     let job = job.concurrency(1).timeout_seconds(6).tolerate("0.5").apply().await?;
@@ -121,7 +121,7 @@ async fn an_edge_cut_off_beyond_its_deadline_frees_its_slot_and_its_late_result_
         .await?;
     let lost = status.node("edge-1").context("no edge-1")?;
     ensure!(lost.reason.contains("offline"), "{lost:?}");
-    assert_eq!(scene.nodes[0].open_tasks(), 1, "nobody has taken its result");
+    assert_eq!(scene.nodes[0].open_tasks(), 1, "its result wasn't acknowledged");
 
     scene.cables[0].mend().await?;
     let status = job.until("edge-1 is believed", |status| status.summary.successful == 2).await?;
@@ -130,7 +130,7 @@ async fn an_edge_cut_off_beyond_its_deadline_frees_its_slot_and_its_late_result_
 }
 
 #[tokio::test]
-async fn a_job_completes_over_a_slow_link_that_loses_a_third_of_the_packets() -> Result<()> {
+async fn a_job_completes_over_a_lossy_link() -> Result<()> {
     const WAY: Duration = Duration::from_millis(150);
     // The default heartbeat, with which a session survives short losses.
     let (site, network) = Site::in_network(&[], 1).await?;
@@ -150,7 +150,7 @@ async fn a_job_completes_over_a_slow_link_that_loses_a_third_of_the_packets() ->
 }
 
 #[tokio::test]
-async fn a_connection_that_is_dead_both_ways_is_noticed_by_both_within_two_heartbeats() -> Result<()> {
+async fn a_dead_connection_is_noticed_on_both_sides() -> Result<()> {
     let scene = Scene::start(1).await?;
     scene.cables[0].cut().await?;
     let noticed = tokio::try_join!(scene.has_sessions(0), scene.is_alone(0))?;
@@ -161,12 +161,12 @@ async fn a_connection_that_is_dead_both_ways_is_noticed_by_both_within_two_heart
 }
 
 #[tokio::test]
-async fn if_messages_from_the_cloud_are_lost_the_edge_ends_the_session() -> Result<()> {
+async fn lost_cloud_messages_end_the_session() -> Result<()> {
     one_way(async |cable| cable.lose_from_cloud().await).await
 }
 
 #[tokio::test]
-async fn if_messages_from_the_edge_are_lost_the_cloud_ends_the_session() -> Result<()> {
+async fn lost_edge_messages_end_the_session() -> Result<()> {
     one_way(async |cable| cable.lose_from_edge().await).await
 }
 

@@ -6,7 +6,7 @@ use serde_json::json;
 const PINNED: &str = "io.cri-containerd.pinned";
 const PINNED_BY: &str = "operations.kubeedge.io/pinned-by";
 
-/// Checks that the jobs with these UIDs, and no others, want the image pinned, and that it is if there are any.
+/// Checks that exactly the jobs with these UIDs want the image pinned, and that it's pinned if there are any.
 async fn is_pinned_for(node: &EdgeNode, names: &[&str], uids: &[&str]) -> Result<()> {
     for name in names {
         let labels = node.containerd().labels_of(name).await?;
@@ -28,7 +28,7 @@ async fn is_pinned_for(node: &EdgeNode, names: &[&str], uids: &[&str]) -> Result
 }
 
 #[tokio::test]
-async fn a_pinned_image_stays_pinned_until_the_last_job_that_wants_it_is_gone() -> Result<()> {
+async fn a_pinned_image_stays_until_its_last_job() -> Result<()> {
     let registry = Registry::start().await?;
     let stage = Stage::with_edges(&["edge-1"]).await?;
     let node = stage.edge("edge-1")?;
@@ -46,12 +46,12 @@ async fn a_pinned_image_stays_pinned_until_the_last_job_that_wants_it_is_gone() 
     let first = job("first").apply().await?;
     let status = first.completes().await?;
     let image = status.image("edge-1", &reference).context("no image")?;
-    assert_eq!(image.pinned, Some(node.containerd().is_pinned(&reference).await?), "as the runtime says");
+    assert_eq!(image.pinned, Some(node.containerd().is_pinned(&reference).await?), "as the runtime reports");
     let id = node.containerd().image_id(&reference).await?;
     let first_uid = first.uid().await?;
     is_pinned_for(node, &[&reference, &id], &[&first_uid]).await?;
 
-    // Somebody pulls it again: the record of the name loses its labels.
+    // Another pull: the record of the name loses its labels.
     node.containerd().pull(&reference, None).await?;
     is_pinned_for(node, &[&id], &[&first_uid]).await?;
 
@@ -66,14 +66,14 @@ async fn a_pinned_image_stays_pinned_until_the_last_job_that_wants_it_is_gone() 
     .await?;
     // A job that ends the pin keeps the image.
     second.patch_spec(json!({"pin": false})).await?;
-    eventually("nobody wants it pinned", SOON, async || is_pinned_for(node, &[&reference, &id], &[]).await)
+    eventually("no job wants it pinned", SOON, async || is_pinned_for(node, &[&reference, &id], &[]).await)
         .await?;
     ensure!(node.has_image(&reference).await?, "it is gone");
     Ok(())
 }
 
 #[tokio::test]
-async fn an_agent_that_was_away_when_the_job_was_deleted_unpins_its_images() -> Result<()> {
+async fn a_returning_agent_unpins_a_deleted_job() -> Result<()> {
     let registry = Registry::start().await?;
     let cluster = Cluster::start().await?;
     let mut cloud = Cloud::start(&cluster).await?;
@@ -90,7 +90,7 @@ async fn an_agent_that_was_away_when_the_job_was_deleted_unpins_its_images() -> 
     let (going, staying) = (going.apply().await?, staying.apply().await?);
     going.completes().await?;
     staying.completes().await?;
-    // Of others: nobody but them may unpin it.
+    // A foreign pin: only its owner may remove it.
     let of_others = registry.seed(&Image::small("sandbox")?, "team/sandbox:v1")?;
     node.containerd().pull(&of_others, None).await?;
     node.containerd().label(&of_others, PINNED, "pinned").await?;
@@ -107,7 +107,7 @@ async fn an_agent_that_was_away_when_the_job_was_deleted_unpins_its_images() -> 
     .await?;
     is_pinned_for(&node, &[&kept], &[&staying.uid().await?]).await?;
     let labels = node.containerd().labels_of(&of_others).await?;
-    assert_eq!(labels.get(PINNED).map(String::as_str), Some("pinned"), "pinned by somebody else");
+    assert_eq!(labels.get(PINNED).map(String::as_str), Some("pinned"), "a foreign pin");
     Ok(())
 }
 

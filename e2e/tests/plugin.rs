@@ -11,7 +11,7 @@ use prepull_api::failure::FailureCode;
 use prepull_e2e::parts::workspace;
 use prepull_e2e::prelude::*;
 
-/// What a kubectl-prepull prints of a job that has succeeded everywhere.
+/// Output of a kubectl-prepull about a job that has succeeded everywhere.
 const COMPLETED: [&str; 2] = ["Completed", "2 of 2"];
 
 #[tokio::test]
@@ -21,7 +21,7 @@ async fn a_first_day_with_the_plugin() -> Result<()> {
     let me = Person::new(site.cluster.kubeconfig());
     let (_, web) = site.image("web", &[MIB])?;
 
-    // A job is made, followed line by line, and over.
+    // A job is created, followed line by line, and ends.
     let run = format!("run {web} --secret default/registry --concurrency 100% --wait=2m");
     let said = me.runs(&run).await?.is(0, &COMPLETED)?;
     eprintln!("{}", said.out);
@@ -29,7 +29,7 @@ async fn a_first_day_with_the_plugin() -> Result<()> {
     me.runs(&run).await?.is(1, &["there is a job web-v1 already", "retry web-v1", "--name"])?;
     me.runs("failures web-v1").await?.is(0, &["no node of job web-v1 has failed"])?;
 
-    // Another one has an image that nobody has pushed yet.
+    // Another one has an image that hasn't been pushed yet.
     let missing = web.replace("web", "late");
     let run = format!(
         "run {web} {missing} --name spring --secret default/registry --retries 0 --concurrency 2 --wait=2m"
@@ -47,7 +47,7 @@ async fn a_first_day_with_the_plugin() -> Result<()> {
     let said = me.runs("events spring").await?.is(0, &["AGO", "imageprepulljob/spring"])?;
     eprintln!("{}", said.out);
 
-    // Once it is there, the job is tried again.
+    // Once it's there, the job is retried.
     site.image("late", &[MIB])?;
     me.runs("retry spring")
         .await?
@@ -62,7 +62,7 @@ async fn a_first_day_with_the_plugin() -> Result<()> {
     Ok(())
 }
 
-/// A node that is Ready and whose edge is offline: a job waits for it.
+/// A Ready node with an offline edge: a job waits for it.
 async fn cluster_with_a_waiting_node() -> Result<(Cluster, Cloud)> {
     let cluster = Cluster::own().await?;
     let cloud = Cloud::start(&cluster).await?;
@@ -75,22 +75,22 @@ async fn a_bad_night_with_the_plugin() -> Result<()> {
     let (cluster, _cloud) = cluster_with_a_waiting_node().await?;
     let me = Person::new(cluster.kubeconfig());
 
-    // The job goes on without the person who made it.
+    // The job continues without its author.
     let said = me.interrupts("run nginx:1.25 --name night", "1 node").await?;
     said.is(130, &["job night goes on: kubectl prepull status night --watch follows it again"])?;
     me.runs("status night --watch --timeout 1s").await?.is(3, &["after 1s job night goes on"])?;
     me.runs("retry night").await?.is(1, &["job night has not ended"])?;
 
-    // On a terminal the same page is drawn again and again, in colours, and no line is longer than the terminal.
+    // On a terminal the same page is redrawn repeatedly, in colours, and no line is longer than the terminal.
     let said =
         me.runs_on_a_terminal("status night --watch --timeout 4s").await?.is(3, &["job night goes on"])?;
     let frames: BTreeSet<_> =
         said.out.split("  for ").skip(1).filter_map(|frame| frame.split_whitespace().next()).collect();
     ensure!(frames.len() > 2, "it does not move: {}", said.out);
     ensure!(said.out.contains("\u{1b}[33m1 waiting\u{1b}[0m"), "{}", said.out);
-    ensure!(said.out.contains("\u{1b}[2K"), "nothing is drawn anew: {}", said.out);
+    ensure!(said.out.contains("\u{1b}[2K"), "nothing is redrawn: {}", said.out);
 
-    // kubectl knows its name, and that of the node.
+    // kubectl completes its name, and that of the node.
     let dir = cluster.place().new_dir("completion")?;
     assert_eq!(me.completes(&["status", "ni"], &dir).await?, "night\n:4\n");
     assert_eq!(me.completes(&["run", "nginx", "--node", ""], &dir).await?, "edge-1\n:4\n");
@@ -105,7 +105,7 @@ async fn a_bad_night_with_the_plugin() -> Result<()> {
     me.runs("resume night").await?.is(0, &["night resumed"])?;
     me.runs("resume night -o name").await?.is(0, &["imageprepulljob.operations.kubeedge.io/night\n"])?;
 
-    // Cancelled, it keeps its record, and is not taken up again.
+    // A cancelled job keeps its record, and isn't resumed.
     me.runs("cancel night").await?.is(0, &["night cancelled"])?;
     me.runs("status night -w --timeout 1m")
         .await?
@@ -119,7 +119,7 @@ async fn a_bad_night_with_the_plugin() -> Result<()> {
     }
     me.runs("why edge-1 night").await?.is(0, &["job night was cancelled, and has not started it"])?;
 
-    // A job that makes no sense says so at once.
+    // A senseless job is reported immediately.
     me.runs("run nginx --name odd --tolerate 2 --wait=1m")
         .await?
         .is(1, &["failureTolerate", "kubectl edit ippj odd"])?;
@@ -129,7 +129,7 @@ async fn a_bad_night_with_the_plugin() -> Result<()> {
 }
 
 #[tokio::test]
-async fn each_missing_right_is_named_and_the_roles_have_all_that_is_needed() -> Result<()> {
+async fn each_missing_right_is_named() -> Result<()> {
     let (cluster, _cloud) = cluster_with_a_waiting_node().await?;
     let _job = cluster.job("night").images(["nginx:1.25"]).on(["edge-1"]).apply().await?;
     let ann = Person::new(&cluster.kubeconfig_as("ann")?);
@@ -174,7 +174,7 @@ async fn each_missing_right_is_named_and_the_roles_have_all_that_is_needed() -> 
         .await?
         .is(1, &["user view lacks a right: to get serviceaccounts in namespace default"])?;
 
-    // OpenKruise's jobs, in a cluster that does not know them, and in one that does.
+    // OpenKruise's jobs, in a cluster without its definitions, and in one with them.
     let warm = |command: &str| format!("{command} imagepulljob/warm -n default");
     viewer.runs(&warm("status")).await?.is(1, &["the cluster does not know OpenKruise's kinds"])?;
     cluster.install_kruise().await?;
@@ -188,7 +188,7 @@ async fn each_missing_right_is_named_and_the_roles_have_all_that_is_needed() -> 
     viewer.runs("status warm").await?.is(1, &["name it imagepulljob/warm -n default"])?;
     operator.runs(&warm("suspend")).await?.is(2, &["kubectl edit imagepulljob/warm"])?;
 
-    // Whoever has no right to be here, and a cluster without our definitions.
+    // A user without any rights, and a cluster without our definitions.
     let text = std::fs::read_to_string(cluster.kubeconfig())?;
     let mut config: serde_json::Value = serde_saphyr::from_str(&text)?;
     config["users"][0]["user"]["token"] = "expired".into();
@@ -208,10 +208,10 @@ async fn each_missing_right_is_named_and_the_roles_have_all_that_is_needed() -> 
 }
 
 #[tokio::test]
-async fn the_failures_of_a_large_job_are_read_from_its_reports() -> Result<()> {
+async fn failures_come_from_a_jobs_reports() -> Result<()> {
     let cluster = Cluster::start().await?;
     let cloud = Cloud::start(&cluster).await?;
-    // More nodes than a status lists, and than a report holds.
+    // More nodes than a status lists, and more than a report holds.
     let behaviour = Behaviour { fail_rate: 1.0, ..Behaviour::default() };
     let fleet = Fleet::start(&cluster, &cloud, 260).behaves(behaviour).await?;
     let unlimited = |spec: &mut ImagePrePullJobSpec| spec.image_pre_pull_template.concurrency = 260;
@@ -253,7 +253,7 @@ spec:
 ";
 
 #[tokio::test]
-async fn a_workload_is_pulled_ahead_and_then_rolled_out() -> Result<()> {
+async fn a_workload_is_pulled_then_rolled_out() -> Result<()> {
     let cluster = Cluster::own().await?;
     let cloud = Cloud::start(&cluster).await?;
     let fleet = Fleet::start(&cluster, &cloud, 3).await?;
@@ -280,7 +280,7 @@ async fn a_workload_is_pulled_ahead_and_then_rolled_out() -> Result<()> {
     let login = serde_json::json!([{"registry": "harbor.example", "imageSecret": "shop/harbor"}]);
     assert_eq!(template["registrySecrets"], login);
 
-    // What pods pull at each start, the job pulls too.
+    // The job also pulls images that pods pull at each start.
     let moving = dir.join("moving.yaml");
     let always = "'harbor.example/shop/web:stable', imagePullPolicy: Always";
     std::fs::write(&moving, APP.replace("'harbor.example/shop/web:v2'", always))?;
@@ -292,7 +292,7 @@ async fn a_workload_is_pulled_ahead_and_then_rolled_out() -> Result<()> {
     let source = &template["imageSources"][0];
     assert_eq!((&source["tag"], &source["imagePullPolicy"]), (&"stable".into(), &"Always".into()));
 
-    // What has not arrived is not rolled out.
+    // An image that hasn't arrived isn't rolled out.
     let bad = format!("{from} --name bad --node sim-0 --node nowhere --apply-then --wait=1m");
     me.runs(&bad).await?.is(1, &["NodeNotFound", "app.yaml is not applied"])?;
     me.runs("from deployment/web -n shop").await?.is(1, &["there is no deployment/web in namespace shop"])?;
@@ -310,7 +310,7 @@ async fn a_workload_is_pulled_ahead_and_then_rolled_out() -> Result<()> {
     Ok(())
 }
 
-/// A job of 10,000 nodes that all have failed, as cloudcore-prepull leaves it.
+/// A job of 10,000 failed nodes, in the form that cloudcore-prepull writes.
 async fn failed_job_of_10_000_nodes(cluster: &Cluster) -> Result<()> {
     let job = cluster.job("huge").images(["r.io/a:v1"]).on(["edge-0"]).apply().await?;
     let summary = serde_json::json!({"desired": 10_000, "failure": 10_000});
@@ -356,7 +356,7 @@ async fn failed_job_of_10_000_nodes(cluster: &Cluster) -> Result<()> {
 }
 
 #[tokio::test]
-async fn ten_thousand_failures_are_read_within_100_mib() -> Result<()> {
+async fn ten_thousand_failures_fit_100_mib() -> Result<()> {
     let cluster = Cluster::start().await?;
     failed_job_of_10_000_nodes(&cluster).await?;
     let me = Person::new(cluster.kubeconfig());

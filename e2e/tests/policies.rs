@@ -1,8 +1,8 @@
-//! Pull policies, which have the kubelet's meaning.
+//! Pull policies, with the kubelet's meaning.
 
 use prepull_e2e::prelude::*;
 
-/// Digest and tries of an image on edge-1.
+/// Digest and attempts of an image on edge-1.
 fn pulled(
     status: &prepull_api::crd::status::ImagePrePullJobStatus,
     image: &str,
@@ -12,7 +12,7 @@ fn pulled(
 }
 
 #[tokio::test]
-async fn a_tag_that_moved_is_pulled_again_with_always_and_not_with_if_not_present() -> Result<()> {
+async fn only_always_follows_a_moved_tag() -> Result<()> {
     let registry = Registry::start().await?;
     let stage = Stage::with_edges(&["edge-1"]).await?;
     let (before, after) = (Image::small("before")?, Image::small("after")?);
@@ -27,13 +27,13 @@ async fn a_tag_that_moved_is_pulled_again_with_always_and_not_with_if_not_presen
     let asked = registry.requests().len();
     let status = job("if-not-present").policy("IfNotPresent").completes().await?;
     assert_eq!(pulled(&status, &reference)?, (digest(&before), Tristate::True, 0), "it is there");
-    assert_eq!(registry.requests().len(), asked, "nobody had to be asked");
+    assert_eq!(registry.requests().len(), asked, "no request was needed");
 
     let status = job("always").policy("Always").completes().await?;
     assert_eq!(pulled(&status, &reference)?, (digest(&after), Tristate::True, 1));
     assert_eq!(stage.edge("edge-1")?.images().await?.get(&reference), digest(&after).as_ref());
 
-    // The tag has not moved: the registry is asked, and no blob is fetched again.
+    // The tag hasn't moved: the registry is asked, and no blob is fetched again.
     let before = (registry.requests().blob_fetches().len(), registry.requests().len());
     job("always-again").policy("Always").completes().await?;
     assert_eq!(registry.requests().blob_fetches().len(), before.0);
@@ -42,7 +42,7 @@ async fn a_tag_that_moved_is_pulled_again_with_always_and_not_with_if_not_presen
 }
 
 #[tokio::test]
-async fn never_uses_a_present_image_and_fails_without_one() -> Result<()> {
+async fn never_uses_only_present_images() -> Result<()> {
     let registry = Registry::start().await?;
     let stage = Stage::with_edges(&["edge-1"]).await?;
     let image = Image::small("never")?;
@@ -57,12 +57,12 @@ async fn never_uses_a_present_image_and_fails_without_one() -> Result<()> {
     assert_eq!(pulled(&status, &absent)?, (None, Tristate::False, 0));
     let reason = &status.image("edge-1", &absent).context("no image")?.reason;
     ensure!(reason.contains("Never") && reason.contains("not"), "{reason}");
-    assert_eq!(registry.requests().len(), asked, "nobody may be asked");
+    assert_eq!(registry.requests().len(), asked, "no request is allowed");
     Ok(())
 }
 
 #[tokio::test]
-async fn latest_and_no_tag_are_always_pulled_unless_the_job_says_otherwise() -> Result<()> {
+async fn latest_is_always_pulled_by_default() -> Result<()> {
     let registry = Registry::start().await?;
     let stage = Stage::with_edges(&["edge-1"]).await?;
     let (before, after) = (Image::small("before")?, Image::small("after")?);

@@ -1,4 +1,4 @@
-//! The power of the disk is cut: what is left of a pull is whole, and what was reported is there.
+//! Power cuts of the disk: the remains of a pull are whole, and reported images are there.
 
 mod install;
 
@@ -16,7 +16,7 @@ async fn hand_on(format: Format) -> Result<Hand> {
     hand.with_context(|| format!("on {format:?}"))
 }
 
-/// Cuts the power, which ends a pull as well, and starts containerd on what is left.
+/// Cuts the power, which also ends a pull, and starts containerd on the remains.
 async fn cut_power(hand: &mut Hand, pulling: Option<Child>) -> Result<()> {
     hand.containerd.cut_power()?;
     if let Some(mut pulling) = pulling {
@@ -67,7 +67,7 @@ async fn an_image_with_a_record_is_whole() -> Result<()> {
         let mut hand = hand_on(format).await?;
         let (image, reference) = hand.image("recorded", &[MIB, 32 * MIB])?;
         let pulling = hand.pull(&[&reference])?.spawn()?;
-        // Without a pause: what follows the record takes milliseconds.
+        // Without a pause: the steps after the record take milliseconds.
         let recorded = async {
             while !hand.containerd.has_image(&reference).await? {}
             Ok::<_, anyhow::Error>(())
@@ -92,7 +92,7 @@ async fn power_cuts_between_blobs_are_survived() -> Result<()> {
             let known = async || Ok::<_, anyhow::Error>(hand.containerd.content_labels().await?.len());
             let before = known().await?;
             let mut pulling = hand.pull(&[&reference])?.spawn()?;
-            // Without a pause: containerd has just moved the file of the blob, and that isn't on the disk yet.
+            // Without a pause: containerd has just moved the file of the blob, and that isn't on disk yet.
             let arrived = async {
                 while known().await? <= before {}
                 Ok::<_, anyhow::Error>(())
@@ -112,7 +112,7 @@ async fn power_cuts_between_blobs_are_survived() -> Result<()> {
     Ok(())
 }
 
-/// Cuts of a recording, for each format.
+/// Number of cuts of a recording, for each format.
 fn cuts() -> usize {
     std::env::var("PREPULL_E2E_CUTS").ok().and_then(|cuts| cuts.parse().ok()).unwrap_or(4)
 }
@@ -127,7 +127,7 @@ async fn a_pull_survives_a_cut_at_any_write() -> Result<()> {
         let begun = hand.containerd.recorded()?;
         hand.pulls(&[&reference]).await?;
         let reported = hand.containerd.recorded()?;
-        // What is written afterwards makes cuts in which the image must be there.
+        // Later writes allow cuts in which the image must be there.
         hand.containerd.pull(&reference, None).await?;
         let recording = hand.containerd.end_recording()?;
         let mut chance = Chance::new(28, 0);
@@ -188,7 +188,7 @@ async fn a_result_survives_a_cut_at_any_write() -> Result<()> {
 async fn a_disk_that_refuses_fails_the_attempt() -> Result<()> {
     let hand = Hand::start().await?;
     let (_, reference) = hand.image("refused", &[MIB, MIB])?;
-    // The process sees a dead disk where containerd has its layers.
+    // The process sees a dead disk in place of containerd's layers.
     let dead = hand.containerd.dir().join("dead");
     std::fs::create_dir(&dead)?;
     let disk = Disk::mount(Format::Ext4, SIZE, hand.containerd.dir(), &dead).await?;

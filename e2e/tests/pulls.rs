@@ -25,7 +25,7 @@ fn source(registry: &Registry, repository: &str, tag: &str, secret: &str) -> Ima
 }
 
 #[tokio::test]
-async fn three_nodes_pull_four_images_from_two_registries_with_a_secret_each() -> Result<()> {
+async fn three_nodes_pull_from_two_registries() -> Result<()> {
     let authority = Authority::new("a CA of its own")?;
     let plain = Registry::start().user("alice", &password("alice")).user("bob", &password("bob")).await?;
     let tls = Registry::start()
@@ -131,7 +131,7 @@ spec:
     )
 }
 
-/// Removes from a status what differs between two equal jobs.
+/// Removes the differences between the statuses of two equal jobs.
 fn comparable(mut status: ImagePrePullJobStatus, image: &str) -> serde_json::Value {
     (status.start_time, status.completion_time, status.active_since) = (None, None, None);
     status.spec_hash.clear();
@@ -145,7 +145,7 @@ fn comparable(mut status: ImagePrePullJobStatus, image: &str) -> serde_json::Val
 }
 
 #[tokio::test]
-async fn a_manifest_of_kubeedge_works_the_same_in_both_versions() -> Result<()> {
+async fn kubeedges_manifest_works_in_both_versions() -> Result<()> {
     let registry = Registry::start().user("alice", &password("alice")).await?;
     let stage = Stage::with_edges(&["edge-1", "edge-2"]).await?;
     stage.cluster.registry_secret("default", "my-registry", &[registry.login("alice")?]).await?;
@@ -176,7 +176,7 @@ async fn a_manifest_of_kubeedge_works_the_same_in_both_versions() -> Result<()> 
 }
 
 #[tokio::test]
-async fn kubectl_explains_every_field_and_accepts_every_sample() -> Result<()> {
+async fn kubectl_explains_fields_and_accepts_samples() -> Result<()> {
     let cluster = Cluster::start().await?;
     let samples = parts::workspace().join("manifests/samples");
     let files: Vec<_> = std::fs::read_dir(&samples)?.flatten().map(|file| file.path()).collect();
@@ -222,7 +222,7 @@ async fn kubectl_explains_every_field_and_accepts_every_sample() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_permanent_failure_is_not_retried_and_spares_the_other_images() -> Result<()> {
+async fn a_permanent_failure_spares_other_images() -> Result<()> {
     let registry = Registry::start().user("alice", &password("alice")).await?;
     let stage = Stage::with_edges(&["edge-1"]).await?;
     let host = registry.host();
@@ -254,7 +254,7 @@ async fn a_permanent_failure_is_not_retried_and_spares_the_other_images() -> Res
     let says = "2 of 4 images failed";
     ensure!(node.reason.contains(says) && node.reason.contains(&unknown), "{}", node.reason);
     assert_eq!(status.reason, "1 of 1 nodes failed, more than failureTolerate 0 allows (NotFound 1)");
-    // containerd itself asks a few times before it gives up; four tries would be four times as many.
+    // containerd itself retries a few times before it gives up; four attempts would be four times as many requests.
     let asked = registry.requests().filter(|request| request.path.ends_with("/manifests/v2")).len();
     ensure!(asked <= 3, "{asked} requests for {unknown}");
 
@@ -270,7 +270,7 @@ async fn a_permanent_failure_is_not_retried_and_spares_the_other_images() -> Res
 }
 
 #[tokio::test]
-async fn a_pull_by_hand_tells_what_was_there_and_ends_with_130_after_ctrl_c() -> Result<()> {
+async fn a_manual_pull_ends_with_130() -> Result<()> {
     let registry = Registry::start().await?;
     let containerd = Containerd::start("by-hand").await?;
     let image = Image::small("by-hand")?;
@@ -291,7 +291,7 @@ async fn a_pull_by_hand_tells_what_was_there_and_ends_with_130_after_ctrl_c() ->
         ensure!(output.status.success() && said.contains(&line) && said.contains(summary), "{said}");
     }
 
-    // A registry that takes connections and says nothing.
+    // A registry that accepts connections and stays silent.
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
     let reference = format!("{}/team/app:v1", silent.local_addr()?);
     let pulling = pull(&reference)?.spawn()?;

@@ -1,4 +1,4 @@
-//! Re-checks: what nodes still have of what a job has pulled, and how the rest comes back.
+//! Re-checks: which of a job's images nodes still have, and how the rest comes back.
 
 use prepull_e2e::prelude::*;
 
@@ -30,12 +30,12 @@ async fn verify_finds_what_retry_brings_back() -> Result<()> {
     me.runs("why edge-2 web").await?.is(0, &["its images were still there"])?;
     assert_eq!(site.registry.requests().len(), before, "a look asks no registry");
 
-    // As the kubelet's garbage collection does.
+    // Like the kubelet's garbage collection.
     nodes[1].remove_image(&web).await?;
     let said =
         me.runs("verify web").await?.is(1, &["2 of 3 nodes", "missing on 1", "edge-2", "retry web"])?;
     eprintln!("{}", said.out);
-    // Asked again, it is not forgotten.
+    // A repeated request isn't forgotten.
     me.runs("verify web").await?.is(1, &["2 of 3 nodes", "missing on 1"])?;
     me.runs("failures web").await?.is(0, &["edge-2", "Removed"])?;
     me.runs("events web").await?.is(0, &["Rechecking", "ImagesPresent", "ImagesMissing", "Removed 1"])?;
@@ -62,7 +62,7 @@ async fn a_recheck_outlives_cloudcore_and_agent() -> Result<()> {
     let (mut site, mut nodes, web) = pulled().await?;
     nodes[0].remove_image(&web).await?;
     nodes[2].remove_image(&web).await?;
-    // One node is away, and another one is silent, when the leader dies.
+    // One node is offline, and another one is silent, when the leader dies.
     nodes[2].kill9_agent()?;
     nodes[1].stop_agent()?;
     let job = site.cluster.existing_job("web");

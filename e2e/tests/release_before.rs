@@ -1,5 +1,5 @@
-//! What release 0.1 has left (`e2e/testdata/release-0.1`), with the programs of today; and the programs of an earlier
-//! release that are replaced in the middle of jobs.
+//! Upgrades: the state of release 0.1 (`e2e/testdata/release-0.1`) with the programs of today, and programs of an
+//! earlier release that are replaced in the middle of jobs.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -39,7 +39,7 @@ fn names(node: &EdgeNode, subject: &str) -> Result<bool> {
 }
 
 #[tokio::test]
-async fn an_edge_of_the_release_before_goes_on_without_joining_again() -> Result<()> {
+async fn an_earlier_releases_edge_keeps_its_identity() -> Result<()> {
     let cluster = Cluster::start().await?;
     restore(&cluster, "ca.secret.json", |_| {}).await?;
     restore(&cluster, "join-token.secret.json", |secret| {
@@ -68,14 +68,14 @@ async fn an_edge_of_the_release_before_goes_on_without_joining_again() -> Result
     ensure!(names(&node, "system:node:edge-1")?, "it is not what release 0.1 has left");
     node.restart_agent()?;
     node.is_connected().await?;
-    // The one task has ended, the other one is of a job that is gone: both are told and forgotten.
+    // One task has ended, the other one belongs to a deleted job: both are acknowledged and forgotten.
     node.forgets_all_tasks().await?;
     ensure!(
         node.agent_log().contains("the ledger has tasks from before the restart tasks=2"),
         "{}",
         node.agent_log()
     );
-    // What an operator waits for before the old subject is refused.
+    // An operator waits for this before rejecting the old subject.
     let outdated = async |cloud: &Cloud, edges: f64| {
         eventually(&format!("{edges} edges have the old subject"), SOON, async || {
             let metrics = cloud.metrics().await?;
@@ -112,7 +112,8 @@ async fn an_edge_of_the_release_before_goes_on_without_joining_again() -> Result
     Ok(())
 }
 
-/// An agent of a later release, which says what this cloud doesn't know: it stays connected, and the job says why it failed.
+/// An agent of a later release, with messages that this cloud doesn't know: it stays connected, and the job reports its
+/// failure.
 #[tokio::test]
 async fn an_agent_of_the_future_gets_and_gives_answers() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -145,12 +146,12 @@ async fn an_agent_of_the_future_gets_and_gives_answers() -> Result<()> {
     let status = job.fails().await?;
     let node = status.node("edge-1").context("no record")?;
     ensure!(node.reason.contains("update cloudcore-prepull"), "{node:?}");
-    // The session is the same: what was skipped has ended nothing.
+    // The session is the same: skipped messages don't end it.
     while !matches!(agent.receive().await?, CloudMessage::ResultAck { .. }) {}
     Ok(())
 }
 
-/// Moves all times to now, as if it had been left a moment ago: the deadlines of the nodes count from them.
+/// Moves all times to now, as if it had been written a moment ago: the deadlines of the nodes count from them.
 fn left_just_now(value: &mut Value, now: &str) {
     match value {
         Value::String(text) if text.parse::<Timestamp>().is_ok() => now.clone_into(text),
@@ -160,10 +161,10 @@ fn left_just_now(value: &mut Value, now: &str) {
     }
 }
 
-/// What a killed cloudcore-prepull of an earlier release has left in `e2e/testdata/running`. The simulated edges know nothing
-/// of the job any more, as machines that were set up anew.
+/// The state of a killed cloudcore-prepull of an earlier release in `e2e/testdata/running`. The simulated edges don't
+/// know the job any more, like newly installed machines.
 #[tokio::test]
-async fn a_job_that_an_earlier_release_has_begun_is_carried_on() -> Result<()> {
+async fn an_earlier_releases_job_continues() -> Result<()> {
     let cluster = Cluster::start().await?;
     let mut cloud = Cloud::start(&cluster).await?;
     let fleet = Fleet::start(&cluster, &cloud, 6).await?;
@@ -181,7 +182,7 @@ async fn a_job_that_an_earlier_release_has_begun_is_carried_on() -> Result<()> {
         "spec": job["spec"]});
     let running = cluster.apply_job(&new.to_string()).await?;
     let old = job["metadata"]["uid"].as_str().context("no UID")?;
-    // A report has the UID in its labels, and the beginning of it in its name.
+    // A report has the UID in its labels, and its beginning in its name.
     let uid = running.uid().await?;
     let (short, new_short) = (old.get(..8).context("no UID")?, uid.get(..8).context("no UID")?);
     let reports = reports.to_string().replace(old, &uid).replace(short, new_short);
@@ -193,14 +194,14 @@ async fn a_job_that_an_earlier_release_has_begun_is_carried_on() -> Result<()> {
     cloud.restart().await?;
     let status = running.completes().await?;
     assert_eq!((status.summary.successful, status.summary.desired), (6, 6), "{status:?}");
-    assert_eq!(status.reason, "", "it was begun anew, or has changed");
+    assert_eq!(status.reason, "", "it was restarted, or has changed");
     ensure!(status.node_status.iter().all(|node| node.attempt == 1), "{:?}", status.node_status);
     // Two images on each of the four that had not ended.
     assert_eq!((fleet.pulls(), fleet.pulled_twice()), (8, 0));
     fleet.all_acknowledged().await
 }
 
-/// The programs of an earlier release, and a job under way on two edges: a pull that takes a while, and one that waits.
+/// The programs of an earlier release, and a running job on two edges: a pull that takes a while, and one that waits.
 struct Upgrade {
     site: Site,
     node: EdgeNode,
@@ -230,7 +231,8 @@ impl Upgrade {
         Ok(())
     }
 
-    /// Both sides are of today. The job completes at its first attempt, no whole layer came twice, and nobody joined again.
+    /// Both sides are of today. The job completes at its first attempt, no whole layer was fetched twice, and no edge
+    /// joined again.
     async fn ends_right(self) -> Result<()> {
         let Self { site, node, image, reference, job, certificate } = self;
         site.link.throttle(None);
@@ -239,7 +241,7 @@ impl Upgrade {
         ensure!(node.has_image(&reference).await?);
         node.forgets_all_tasks().await?;
         let fetches = site.fetches(&image);
-        ensure!(fetches <= image.blobs().len() + 1, "{fetches} fetches, of which one was cut");
+        ensure!(fetches <= image.blobs().len() + 1, "{fetches} fetches, and one of them was cut");
         ensure!(
             std::fs::read(node.state_dir().join("pki/client.crt"))? == certificate,
             "it has another certificate"
@@ -252,7 +254,7 @@ impl Upgrade {
 
 #[tokio::test]
 #[ignore = "needs the programs of an earlier release in the directory PREPULL_E2E_BEFORE"]
-async fn a_job_goes_on_when_the_cloud_is_upgraded_and_then_the_edge() -> Result<()> {
+async fn a_job_survives_cloud_then_edge_upgrade() -> Result<()> {
     let mut upgrade = Upgrade::start().await?;
     upgrade.site.cloud.upgrade().await?;
     upgrade.node.is_connected().await?;
@@ -265,7 +267,7 @@ async fn a_job_goes_on_when_the_cloud_is_upgraded_and_then_the_edge() -> Result<
 
 #[tokio::test]
 #[ignore = "needs the programs of an earlier release in the directory PREPULL_E2E_BEFORE"]
-async fn a_job_goes_on_when_the_edge_is_upgraded_and_then_the_cloud() -> Result<()> {
+async fn a_job_survives_edge_then_cloud_upgrade() -> Result<()> {
     let mut upgrade = Upgrade::start().await?;
     upgrade.node.upgrade_agent().await?;
     upgrade.node.is_connected().await?;
@@ -278,7 +280,7 @@ async fn a_job_goes_on_when_the_edge_is_upgraded_and_then_the_cloud() -> Result<
 
 #[tokio::test]
 #[ignore = "needs the programs of an earlier release in the directory PREPULL_E2E_BEFORE"]
-async fn an_older_agent_pulls_for_a_job_with_new_fields() -> Result<()> {
+async fn an_older_agent_ignores_new_fields() -> Result<()> {
     let dir = std::env::var_os("PREPULL_E2E_BEFORE").context("PREPULL_E2E_BEFORE is not set")?;
     let mut site = Site::before(Path::new(&dir)).await?;
     let node = site.node("edge-1").await?.await?;

@@ -31,7 +31,7 @@ impl MidPull {
 }
 
 #[tokio::test]
-async fn an_agent_killed_in_the_middle_of_a_pull_goes_on_where_it_was() -> Result<()> {
+async fn a_killed_agent_resumes_its_pull() -> Result<()> {
     let mut mid = mid_pull().await?;
     mid.node.kill9_agent()?;
     assert_eq!(mid.node.ledger()?.len(), 1);
@@ -43,7 +43,7 @@ async fn an_agent_killed_in_the_middle_of_a_pull_goes_on_where_it_was() -> Resul
 }
 
 #[tokio::test]
-async fn an_agent_terminated_in_the_middle_of_a_pull_ends_at_once_and_resumes_it_later() -> Result<()> {
+async fn a_terminated_agent_resumes_later() -> Result<()> {
     let mut mid = mid_pull().await?;
     let began = Instant::now();
     mid.node.terminate_agent().await?;
@@ -63,7 +63,7 @@ async fn an_agent_terminated_in_the_middle_of_a_pull_ends_at_once_and_resumes_it
 }
 
 #[tokio::test]
-async fn an_image_that_was_done_before_the_kill_is_not_touched_again() -> Result<()> {
+async fn an_ended_image_is_not_touched_again() -> Result<()> {
     let site = Site::start().await?;
     let mut node = site.node("edge-1").await?.args(&["--parallel-pulls", "1"]).await?;
     let (_, first) = site.image("done-first", &[SMALL])?;
@@ -86,13 +86,13 @@ async fn an_image_that_was_done_before_the_kill_is_not_touched_again() -> Result
 }
 
 #[tokio::test]
-async fn a_result_outlives_a_kill_before_it_could_be_reported() -> Result<()> {
+async fn a_result_outlives_an_early_kill() -> Result<()> {
     let mut mid = mid_pull().await?;
     // The agent sends its result, which does not arrive.
     mid.tunnel.freeze();
     mid.node.ends_a_task().await?;
     mid.node.kill9_agent()?;
-    // What is still in the proxy must not arrive later.
+    // Data that's still in the proxy must not arrive later.
     mid.tunnel.refuse();
     assert!(mid.node.ledger()?.iter().all(|task| task.ended), "the result is on the disk");
     assert_eq!(mid.job.status().await?.phase, JobPhase::InProgress);
@@ -102,7 +102,7 @@ async fn a_result_outlives_a_kill_before_it_could_be_reported() -> Result<()> {
     mid.tunnel.accept()?;
     mid.node.restart_agent()?;
     mid.ends_right().await?;
-    assert_eq!(mid.site.link.records().len(), asked, "nobody needs the registry for that");
+    assert_eq!(mid.site.link.records().len(), asked, "this needs no registry");
     Ok(())
 }
 
@@ -116,12 +116,12 @@ async fn a_result_outlives_a_kill_of_both_sides() -> Result<()> {
     mid.site.cloud.restart().await?;
     mid.node.restart_agent()?;
     mid.ends_right().await?;
-    assert_eq!(mid.site.link.records().len(), asked, "nobody needs the registry for that");
+    assert_eq!(mid.site.link.records().len(), asked, "this needs no registry");
     Ok(())
 }
 
 #[tokio::test]
-async fn a_cloud_killed_in_the_middle_of_a_job_goes_on_with_it() -> Result<()> {
+async fn a_killed_cloud_continues_its_job() -> Result<()> {
     let mut site = Site::start().await?;
     let (image, reference) = site.image("cloud-killed", &[SMALL, LARGE])?;
     let mut nodes = Vec::new();
@@ -156,7 +156,7 @@ async fn a_cloud_killed_in_the_middle_of_a_job_goes_on_with_it() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_cloud_that_is_terminated_ends_at_once_and_its_edges_reconnect() -> Result<()> {
+async fn a_terminated_cloud_ends_immediately() -> Result<()> {
     let mut mid = mid_pull().await?;
     let began = Instant::now();
     mid.site.cloud.terminate().await?;
@@ -178,7 +178,7 @@ async fn a_cloud_that_is_terminated_ends_at_once_and_its_edges_reconnect() -> Re
 }
 
 #[tokio::test]
-async fn an_api_server_that_is_away_for_ten_seconds_loses_nothing() -> Result<()> {
+async fn an_absent_api_server_loses_nothing() -> Result<()> {
     let site = Site::in_own_cluster().await?;
     let (image, reference) = site.image("api-away", &[SMALL, LARGE])?;
     let nodes = [site.node("edge-1").await?.await?, site.node("edge-2").await?.await?];
@@ -197,7 +197,7 @@ async fn an_api_server_that_is_away_for_ten_seconds_loses_nothing() -> Result<()
     }
     tokio::time::sleep(Duration::from_secs(10).saturating_sub(away.elapsed())).await;
     for node in &nodes {
-        assert_eq!(node.ledger()?.len(), 1, "{} was told that the API server has it", node.name());
+        assert_eq!(node.ledger()?.len(), 1, "{} got an acknowledgement", node.name());
     }
     site.cluster.start_api().await?;
 
@@ -211,7 +211,7 @@ async fn an_api_server_that_is_away_for_ten_seconds_loses_nothing() -> Result<()
 }
 
 #[tokio::test]
-async fn a_runtime_restarted_in_the_middle_of_a_pull_is_tried_again() -> Result<()> {
+async fn a_restarted_runtime_is_retried() -> Result<()> {
     let mut mid = mid_pull().await?;
     mid.node.containerd_mut().kill9()?;
     mid.job

@@ -1,5 +1,6 @@
-//! Machines that were stolen, copied, deleted, or away for months: who is kept out, who comes back by itself, and what
-//! people are told. What needs no API server is tested in cloudcore-prepull/tests/tunnel and beside `edges/roster`.
+//! Machines that were stolen, copied, deleted, or away for months: which ones are kept out, which ones come back by
+//! themselves, and the messages for people. cloudcore-prepull/tests/tunnel and `edges/roster` have the tests that need
+//! no API server.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -20,7 +21,7 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 /// Limit for the end of a session after `node revoke`, on a busy machine.
 const WITHIN_SECONDS: Duration = Duration::from_secs(5);
 
-/// A machine with a state directory: its identity, and the tunnel that it keeps up.
+/// A machine with a state directory: its identity and its tunnel.
 pub(crate) struct Machine {
     pub(crate) state: PathBuf,
     pub(crate) identity: Identity,
@@ -65,7 +66,7 @@ impl Machine {
 
 pub(crate) struct Session {
     connected: watch::Receiver<bool>,
-    /// Nobody dials for a program that can send nothing any more.
+    /// Without a program that can send, the machine doesn't dial.
     _link: Link,
     _stop: DropGuard,
 }
@@ -108,7 +109,7 @@ async fn events(cluster: &Cluster, node: &str, reason: &str) -> Result<Vec<Strin
     Ok(events.items.into_iter().filter_map(|event| event.message).collect())
 }
 
-async fn is_told(cluster: &Cluster, node: &str, reason: &str) -> Result<String> {
+async fn event_message(cluster: &Cluster, node: &str, reason: &str) -> Result<String> {
     eventually(&format!("the event {reason}"), SOON, async || {
         events(cluster, node, reason).await?.pop().context("there is none")
     })
@@ -116,7 +117,7 @@ async fn is_told(cluster: &Cluster, node: &str, reason: &str) -> Result<String> 
 }
 
 #[tokio::test]
-async fn a_stolen_box_is_out_within_seconds_and_stays_out_after_a_failover() -> Result<()> {
+async fn a_stolen_box_stays_out() -> Result<()> {
     let cluster = Cluster::start().await?;
     cluster.edge_nodes(&["edge-1", "edge-2"]).await?;
     let mut cloud = Cloud::start(&cluster).replica().await?;
@@ -124,7 +125,7 @@ async fn a_stolen_box_is_out_within_seconds_and_stays_out_after_a_failover() -> 
     let place = Place::here()?;
     let stolen = Machine::joins(&cloud, &place, "edge-1").await?;
     let honest = Machine::joins(&cloud, &place, "edge-2").await?;
-    // What lies on the stolen box as well.
+    // The token on the stolen box as well.
     let (old_token, fleet_token) = (cloud.token("edge-1").await?, cloud.command(&["token", "create"]).await?);
     let (mut session, mut others) = (stolen.dials(&cloud), honest.dials(&cloud));
     session.is(true).await?;
@@ -134,7 +135,7 @@ async fn a_stolen_box_is_out_within_seconds_and_stays_out_after_a_failover() -> 
     session.is(false).await?;
     session.is(true).await?;
 
-    // Has a certificate and no session yet, when nobody can find it to end it.
+    // It has a certificate and no session yet, so there's no session to end.
     let mut slow = Intruder::of(&cluster, &cloud, "edge-1").await?.open_websocket().await?;
     let asked = Instant::now();
     let said = cloud.command(&["node", "revoke", "edge-1"]).await?;
@@ -161,7 +162,7 @@ async fn a_stolen_box_is_out_within_seconds_and_stays_out_after_a_failover() -> 
     ensure!(listed.lines().any(|line| line.starts_with("edge-1 ") && !line.ends_with('-')), "{listed}");
     refusal(cloud.command(&["node", "revoke", "edge-11"]).await, "no Node of this name")?;
 
-    // Nor by what somebody does to the ConfigMaps of the record, but for their content.
+    // Manual changes to the record's ConfigMaps don't help either, except for their content.
     let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "prepull-system");
     for map in maps.list(&ListParams::default()).await?.items {
         let name = map.metadata.name.unwrap_or_default();
@@ -196,7 +197,7 @@ async fn a_stolen_box_is_out_within_seconds_and_stays_out_after_a_failover() -> 
 
 #[tokio::test]
 async fn a_revocation_passes_silent_connections() -> Result<()> {
-    /// As client-go does by its HTTP/2 pings.
+    /// Like client-go's HTTP/2 pings.
     const NOTICED: Duration = Duration::from_secs(45);
     const IN_FORCE: Duration = Duration::from_secs(60);
     const WATCHED: [&str; 5] = ["nodes", "imageprepulljobs", "imageprepullreports", "configmaps", "secrets"];
@@ -229,7 +230,7 @@ async fn a_revocation_passes_silent_connections() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_false_alarm_is_taken_back_and_a_deleted_node_is_served_again_when_it_is_there() -> Result<()> {
+async fn a_false_alarm_is_taken_back() -> Result<()> {
     let cluster = Cluster::start().await?;
     cluster.edge_nodes(&["edge-1"]).await?;
     let cloud = Cloud::start(&cluster).await?;
@@ -255,7 +256,7 @@ async fn a_false_alarm_is_taken_back_and_a_deleted_node_is_served_again_when_it_
 }
 
 #[tokio::test]
-async fn a_copied_state_directory_shows_itself_and_cannot_renew() -> Result<()> {
+async fn a_copied_state_directory_is_detected() -> Result<()> {
     let cluster = Cluster::start().await?;
     cluster.edge_nodes(&["edge-1"]).await?;
     let mut cloud = Cloud::start(&cluster).await?;
@@ -271,13 +272,16 @@ async fn a_copied_state_directory_shows_itself_and_cannot_renew() -> Result<()> 
     own.renews(&cloud).await?;
     let mut session = own.dials(&cloud);
     session.is(true).await?;
-    ensure!(events(&cluster, "edge-1", "SupersededKey").await?.is_empty(), "nobody has shown himself yet");
+    ensure!(events(&cluster, "edge-1", "SupersededKey").await?.is_empty(), "no event yet");
     // From now on they take turns: each session replaces the other one's.
     let other_session = copy.dials(&cloud);
-    let told = is_told(&cluster, "edge-1", "SupersededKey").await?;
-    ensure!(told.contains("Two machines act as this node") && told.contains("node revoke edge-1"), "{told}");
+    let message = event_message(&cluster, "edge-1", "SupersededKey").await?;
+    ensure!(
+        message.contains("Two machines act as this node") && message.contains("node revoke edge-1"),
+        "{message}"
+    );
     refusal(copy.renews(&cloud).await, "a newer key of node edge-1 has superseded this one")?;
-    // One event stands for all of it.
+    // One event covers all of it.
     for (at, times) in [("renewal", 1.0), ("tunnel", 3.0)] {
         eventually(&format!("it is counted at the {at}"), SOON, async || {
             let count = cloud.metrics().await?.sum("cloudcore_prepull_superseded_keys_total", &[("at", at)]);
@@ -288,7 +292,7 @@ async fn a_copied_state_directory_shows_itself_and_cannot_renew() -> Result<()> 
     }
     drop((session, other_session));
     assert_eq!(events(&cluster, "edge-1", "SupersededKey").await?.len(), 1);
-    // Which key is the newest outlives the process.
+    // The newest key is still known after a restart.
     cloud.kill9()?;
     cloud.restart().await?;
     refusal(copy.renews(&cloud).await, "has superseded this one")?;
@@ -296,7 +300,7 @@ async fn a_copied_state_directory_shows_itself_and_cannot_renew() -> Result<()> 
 }
 
 #[tokio::test]
-async fn a_box_that_was_off_for_months_comes_back_by_itself_unless_it_is_revoked() -> Result<()> {
+async fn a_box_returns_after_months() -> Result<()> {
     let cluster = Cluster::start().await?;
     cluster.edge_nodes(&["edge-1"]).await?;
     let cloud = Cloud::start(&cluster).await?;
@@ -305,11 +309,11 @@ async fn a_box_that_was_off_for_months_comes_back_by_itself_unless_it_is_revoked
     authority.expire(node.state_dir(), "edge-1", 89 * DAY)?;
     node.restart_agent()?;
     node.is_connected().await?;
-    let told = is_told(&cluster, "edge-1", "RenewedAfterExpiry").await?;
-    ensure!(told.contains("had expired at") && told.contains("node revoke edge-1"), "{told}");
+    let message = event_message(&cluster, "edge-1", "RenewedAfterExpiry").await?;
+    ensure!(message.contains("had expired at") && message.contains("node revoke edge-1"), "{message}");
     ensure!(cloud.log().contains("RenewedAfterExpiry"), "it is in the log as well");
 
-    let is_told_why = async |node: &EdgeNode, why: &str| {
+    let logs_reason = async |node: &EdgeNode, why: &str| {
         eventually(why, SOON, async || {
             ensure!(node.agent_log().contains(why), "not yet");
             Ok(())
@@ -319,14 +323,14 @@ async fn a_box_that_was_off_for_months_comes_back_by_itself_unless_it_is_revoked
     node.kill9_agent()?;
     authority.expire(node.state_dir(), "edge-1", 91 * DAY)?;
     node.restart_agent()?;
-    is_told_why(&node, "join again with a new token (HTTP 403)").await?;
+    logs_reason(&node, "join again with a new token (HTTP 403)").await?;
     ensure!(!node.has_agent_ended(), "it waits for a join");
 
     node.kill9_agent()?;
     cloud.command(&["node", "revoke", "edge-1"]).await?;
     authority.expire(node.state_dir(), "edge-1", DAY)?;
     node.restart_agent()?;
-    is_told_why(&node, "node edge-1 is revoked").await?;
+    logs_reason(&node, "node edge-1 is revoked").await?;
     ensure!(node.metrics().await?.sum("edgecore_prepull_connected", &[]) < 0.5, "it is in");
     assert_eq!(events(&cluster, "edge-1", "RenewedAfterExpiry").await?.len(), 1);
     Ok(())

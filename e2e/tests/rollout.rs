@@ -1,5 +1,5 @@
-//! Rollout of a job: concurrency is never exceeded, silent and offline nodes hold up no other, and no node starts once
-//! too many have failed.
+//! Rollout of a job: concurrency is never exceeded, silent and offline nodes delay no other node, and no node starts
+//! once too many have failed.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use prepull_e2e::prelude::*;
 const IMAGE: &str = "harbor.example/app:v1";
 
 #[tokio::test]
-async fn the_concurrency_is_used_and_never_exceeded_also_while_the_cloud_restarts() -> Result<()> {
+async fn the_concurrency_is_never_exceeded() -> Result<()> {
     const EDGES: u32 = 60;
     const AT_A_TIME: u32 = 7;
     let cluster = Cluster::start().await?;
@@ -38,7 +38,7 @@ async fn the_concurrency_is_used_and_never_exceeded_also_while_the_cloud_restart
 }
 
 #[tokio::test]
-async fn one_of_ten_may_fail_at_a_tenth_and_two_may_not() -> Result<()> {
+async fn one_of_ten_may_fail_at_a_tenth() -> Result<()> {
     let cluster = Cluster::start().await?;
     let cloud = Cloud::start(&cluster).await?;
     let fleet = Fleet::start(&cluster, &cloud, 11).the_first_fail(2).await?;
@@ -68,7 +68,7 @@ async fn one_of_ten_may_fail_at_a_tenth_and_two_may_not() -> Result<()> {
 }
 
 #[tokio::test]
-async fn one_of_two_hundred_and_one_may_not_fail_at_zero() -> Result<()> {
+async fn none_of_201_may_fail_at_zero() -> Result<()> {
     let cluster = Cluster::start().await?;
     let cloud = Cloud::start(&cluster).await?;
     let fleet = Fleet::start(&cluster, &cloud, 201).the_first_fail(1).await?;
@@ -76,14 +76,14 @@ async fn one_of_two_hundred_and_one_may_not_fail_at_zero() -> Result<()> {
     let status = job.fails().await?;
     assert_eq!((status.summary.failure, status.summary.pending), (1, 200));
     nothing_else_starts(&fleet, 1).await?;
-    // Of more than 200 nodes, those that need attention are listed.
+    // For more than 200 nodes, those that need attention are listed.
     assert_eq!(status.node_status.len(), 200);
     assert_eq!(status.node_status[0].node_name, "sim-0");
     Ok(())
 }
 
 #[tokio::test]
-async fn running_nodes_may_finish_after_the_tolerance_is_exceeded() -> Result<()> {
+async fn running_nodes_finish_after_too_many_failures() -> Result<()> {
     let cluster = Cluster::start().await?;
     let cloud = Cloud::start(&cluster).await?;
     let fleet =
@@ -97,7 +97,7 @@ async fn running_nodes_may_finish_after_the_tolerance_is_exceeded() -> Result<()
     fleet.all_acknowledged().await
 }
 
-/// Checks that so many images were pulled, and that no more are.
+/// Checks that exactly this many images are pulled in the end.
 async fn nothing_else_starts(fleet: &Fleet, pulled: u64) -> Result<()> {
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(fleet.pulls(), pulled);
@@ -105,7 +105,7 @@ async fn nothing_else_starts(fleet: &Fleet, pulled: u64) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_node_that_accepts_and_is_silent_becomes_unknown_and_frees_its_slot() -> Result<()> {
+async fn a_silent_node_frees_its_slot() -> Result<()> {
     let site = Site::start().await?;
     let (silent, next) = (site.node("edge-1").await?.await?, site.node("edge-2").await?.await?);
     let (_, reference) = site.image("silent", &[MIB])?;
@@ -143,7 +143,7 @@ async fn a_node_that_accepts_and_is_silent_becomes_unknown_and_frees_its_slot() 
     ensure!((3.0..9.0).contains(&waited.as_secs_f64()), "the slot was free after {waited:?}");
     ensure!(next.has_image(&reference).await?);
 
-    // The node resumes, is told to stop, and reports its result, which does not change the job.
+    // The node resumes, is stopped, and reports its result, which doesn't change the job.
     its_link.thaw();
     silent.cont_agent()?;
     silent.forgets_all_tasks().await?;
@@ -158,7 +158,7 @@ async fn a_node_that_accepts_and_is_silent_becomes_unknown_and_frees_its_slot() 
 }
 
 #[tokio::test]
-async fn a_pull_that_takes_too_long_ends_at_its_deadline_and_the_next_job_goes_on_with_it() -> Result<()> {
+async fn the_next_job_resumes_an_overdue_pull() -> Result<()> {
     const SIZE: u64 = 8 * MIB;
     let site = Site::start().await?;
     let node = site.node("edge-1").await?.await?;
@@ -185,7 +185,7 @@ async fn a_pull_that_takes_too_long_ends_at_its_deadline_and_the_next_job_goes_o
 }
 
 #[tokio::test]
-async fn a_node_that_is_offline_takes_no_slot_and_gets_its_task_when_it_comes_back() -> Result<()> {
+async fn an_offline_node_takes_no_slot() -> Result<()> {
     let site = Site::start().await?;
     let mut offline = site.node("edge-1").await?.without_agent().await?;
     let others = [site.node("edge-2").await?.await?, site.node("edge-3").await?.await?];
@@ -210,7 +210,7 @@ async fn a_node_that_is_offline_takes_no_slot_and_gets_its_task_when_it_comes_ba
     for node in &others {
         ensure!(node.has_image(&reference).await?, "{}", node.name());
     }
-    // The deadline counts from the start of the node, which may be offline for longer before.
+    // The deadline counts from the start of the node, which may have been offline for longer before.
     tokio::time::sleep(Duration::from_secs(6)).await;
     assert_eq!(job.node_status("edge-1").await?.phase, NodePhase::Pending);
 
@@ -223,7 +223,7 @@ async fn a_node_that_is_offline_takes_no_slot_and_gets_its_task_when_it_comes_ba
 }
 
 #[tokio::test]
-async fn a_node_that_goes_offline_in_the_middle_keeps_its_task_until_its_deadline() -> Result<()> {
+async fn an_offline_node_keeps_its_task() -> Result<()> {
     let site = Site::start().await?;
     let (mut lost, next) = (site.node("edge-1").await?.await?, site.node("edge-2").await?.await?);
     let (_, reference) = site.image("lost", &[MIB])?;

@@ -37,7 +37,7 @@ async fn secret_gets(cluster: &Cluster, part: &str) -> Result<()> {
     .await
 }
 
-/// Waits until the edge trusts what is published, and has another certificate than before.
+/// Waits until the edge trusts the published CAs, and has another certificate than before.
 async fn renews(node: &EdgeNode, cluster: &Cluster, before: &str) -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), NAMESPACE);
     eventually(&format!("{} has a certificate of the new CA", node.name()), STEP, async || {
@@ -51,7 +51,7 @@ async fn renews(node: &EdgeNode, cluster: &Cluster, before: &str) -> Result<()> 
 }
 
 #[tokio::test]
-async fn a_rotation_in_the_middle_of_jobs_makes_nobody_join_again() -> Result<()> {
+async fn a_rotation_needs_no_joins() -> Result<()> {
     let mut site = Site::start().await?;
     let node = site.node("edge-1").await?.await?;
     let mut away = site.node("edge-2").await?.await?;
@@ -74,10 +74,10 @@ async fn a_rotation_in_the_middle_of_jobs_makes_nobody_join_again() -> Result<()
     site.cloud.restart().await?;
     secret_gets(&site.cluster, "previous.crt").await?;
     ensure!(!parts(&site.cluster).await?.contains(&"next.key".to_owned()), "a key was left");
-    // In the moment of the renewal: it fails, and the edge soon tries again.
-    eventually("the edge is told of the CA that signs", STEP, async || {
+    // At the moment of the renewal: it fails, and the edge soon retries.
+    eventually("the edge gets the CA that signs", STEP, async || {
         let told = node.agent_log().matches("the CAs that the cloud named are trusted").count();
-        ensure!(told >= 2, "it was told {told} times");
+        ensure!(told >= 2, "it got them {told} times");
         Ok(())
     })
     .await?;
@@ -93,7 +93,7 @@ async fn a_rotation_in_the_middle_of_jobs_makes_nobody_join_again() -> Result<()
     assert_eq!(job.node_status("edge-1").await?.phase, NodePhase::InProgress, "the pull was over too soon");
 
     site.cloud.restart().await?;
-    // It knows the old CA alone.
+    // It knows only the old CA.
     assert_eq!(pki(&away, "client.crt")?, of_away);
     away.restart_agent()?;
     renews(&away, &site.cluster, &of_away).await?;
@@ -124,7 +124,7 @@ async fn a_rotation_in_the_middle_of_jobs_makes_nobody_join_again() -> Result<()
     Ok(())
 }
 
-/// A CA as the manual makes one, and the certificate by it of another one.
+/// A CA from the manual's commands, and a cross certificate of another one.
 struct CaFiles(PathBuf);
 
 impl CaFiles {
@@ -134,7 +134,7 @@ impl CaFiles {
         prepull_e2e::parts::output(command).await.map(drop)
     }
 
-    /// Makes NAME.crt and NAME.key.
+    /// Creates NAME.crt and NAME.key.
     async fn make(&self, name: &str) -> Result<()> {
         let (key, certificate, subject) =
             (format!("{name}.key"), format!("{name}.crt"), format!("/CN={name}"));
@@ -143,7 +143,7 @@ impl CaFiles {
         self.openssl(&[&new_key[..], &rest].concat()).await
     }
 
-    /// Makes cross.crt: the key of `new`, certified by `old`.
+    /// Creates cross.crt: the key of `new`, certified by `old`.
     async fn certify(&self) -> Result<()> {
         let extensions =
             "basicConstraints=critical,CA:TRUE,pathlen:0\nkeyUsage=critical,keyCertSign,cRLSign\n";
@@ -158,7 +158,7 @@ impl CaFiles {
         self.0.join(name)
     }
 
-    /// What `--ca-cert` and `--ca-key` name from now on. The key first: for a moment the two do not fit together.
+    /// The new files of `--ca-cert` and `--ca-key`. The key first: for a moment the two don't match.
     fn use_now(&self, certificates: &[&str], key: &str) -> Result<()> {
         std::fs::copy(self.path(&format!("{key}.key")), self.path("ca.key"))?;
         let read = |name: &&str| std::fs::read_to_string(self.path(&format!("{name}.crt")));
@@ -167,7 +167,7 @@ impl CaFiles {
     }
 }
 
-/// An edge that does by itself all that an agent does about its certificate.
+/// An edge with the agent's automatic handling of its certificate.
 fn runs(machine: &Machine, cloud: &Cloud) -> (crate::revocation::Session, DropGuard) {
     let stop = CancellationToken::new();
     let enroll = format!("https://{}", cloud.enroll_addr());
@@ -175,7 +175,7 @@ fn runs(machine: &Machine, cloud: &Cloud) -> (crate::revocation::Session, DropGu
     (machine.dials(cloud), stop.drop_guard())
 }
 
-/// Waits until so many connected edges have something of before a change.
+/// Waits until this many connected edges still have something from before a change.
 async fn are_outdated(cloud: &Cloud, part: &str, edges: f64) -> Result<()> {
     eventually(&format!("{edges} edges have an old {part}"), STEP, async || {
         let found = cloud.metrics().await?.sum("cloudcore_prepull_outdated_edges", &[("part", part)]);
@@ -186,7 +186,7 @@ async fn are_outdated(cloud: &Cloud, part: &str, edges: f64) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_ca_in_files_is_replaced_in_three_steps_and_nobody_joins_again() -> Result<()> {
+async fn a_ca_in_files_is_replaced() -> Result<()> {
     let cluster = Cluster::start().await?;
     let place = Place::here()?;
     let files = CaFiles(place.new_dir("ca")?);
@@ -230,8 +230,8 @@ async fn a_ca_in_files_is_replaced_in_three_steps_and_nobody_joins_again() -> Re
     files.use_now(&["new", "old", "cross"], "new")?;
     renews(&present, &of_present).await?;
     are_outdated(&cloud, "certificate", 0.0).await?;
-    // Who was away is known by its certificate, and comes back with the old CA alone.
-    eventually("the list tells them apart", STEP, async || {
+    // An edge that was away is known by its certificate, and comes back with only the old CA.
+    eventually("the list distinguishes them", STEP, async || {
         let listed = cloud.command(&["node", "list"]).await?;
         let ca_of = |node: &str| {
             let line = listed.lines().find(|line| line.starts_with(&format!("{node} ")));
@@ -249,7 +249,7 @@ async fn a_ca_in_files_is_replaced_in_three_steps_and_nobody_joins_again() -> Re
     let (mut second, _away) = runs(&away, &cloud);
     second.is(true).await?;
     trusts(&away, 2).await?;
-    // The count follows by some seconds: what it says now may be of before this edge came back.
+    // The count lags by some seconds: its current value may be from before this edge came back.
     renews(&away, &of_away).await?;
     are_outdated(&cloud, "certificate", 0.0).await?;
 
@@ -269,7 +269,7 @@ async fn a_ca_in_files_is_replaced_in_three_steps_and_nobody_joins_again() -> Re
 }
 
 #[tokio::test]
-async fn whoever_makes_tokens_needs_no_right_to_the_key_of_the_ca() -> Result<()> {
+async fn making_tokens_needs_no_ca_key() -> Result<()> {
     let cluster = Cluster::own().await?;
     let cloud = Cloud::start(&cluster).await?;
     let manifest = workspace().join("manifests/cloudcore-prepull/optional/token-admin.yaml");
@@ -281,7 +281,7 @@ async fn whoever_makes_tokens_needs_no_right_to_the_key_of_the_ca() -> Result<()
     let other = cloud.token("edge-1").await?;
     assert_eq!(token.split('.').next(), other.split('.').next(), "it names another CA");
 
-    // Neither by name nor in a list, and it cannot delete it either.
+    // Neither by name nor in a list, and it can't delete it either.
     let client = Cluster::client_of(&kubeconfig).await?;
     let secrets: Api<Secret> = Api::namespaced(client, NAMESPACE);
     let refused = |error: kube::Error| matches!(error, kube::Error::Api(status) if status.code == 403);
@@ -292,7 +292,7 @@ async fn whoever_makes_tokens_needs_no_right_to_the_key_of_the_ca() -> Result<()
     the_plugin_makes_tokens_and_keeps_nodes_out(&cluster, &cloud, &Person::new(&kubeconfig)).await
 }
 
-/// `maker` may create tokens and nothing else.
+/// `maker` may only create tokens.
 async fn the_plugin_makes_tokens_and_keeps_nodes_out(
     cluster: &Cluster,
     cloud: &Cloud,

@@ -23,7 +23,7 @@ async fn registry(users: &[&str]) -> Result<Registry> {
 }
 
 #[tokio::test]
-async fn an_image_uses_its_own_secret_then_the_longest_match_then_the_fallback() -> Result<()> {
+async fn the_best_matching_secret_wins() -> Result<()> {
     let users_of_one = ["own", "host", "team", "fallback"];
     let (one, two) = (registry(&users_of_one).await?, registry(&["fallback", "host"]).await?);
     let stage = Stage::with_edges(&["edge-1"]).await?;
@@ -68,7 +68,7 @@ async fn an_image_uses_its_own_secret_then_the_longest_match_then_the_fallback()
 }
 
 #[tokio::test]
-async fn one_secret_may_hold_several_registries_and_all_that_match_are_tried() -> Result<()> {
+async fn one_secret_serves_several_registries() -> Result<()> {
     let (one, two) = (registry(&["alice", "broad"]).await?, registry(&["bob"]).await?);
     let stage = Stage::with_edges(&["edge-1"]).await?;
     let team = one.image("team");
@@ -165,7 +165,7 @@ async fn a_short_name_uses_docker_hubs_legacy_secret() -> Result<()> {
         let of_image = status.image("edge-1", name).context("the status has the job's own name")?;
         assert_eq!(of_image.pulled_image, pulled);
         assert_eq!(of_image.digest.as_deref(), Some(image.digest()));
-        // Under the name that a pod with the short name looks for.
+        // Under the name that's looked up for a pod with the short name.
         ensure!(stage.edge("edge-1")?.has_image(pulled).await?, "{pulled}");
     }
     assert_eq!((users(&hub, "library/nginx"), users(&hub, "me/private")), (only("me"), only("me")));
@@ -173,12 +173,12 @@ async fn a_short_name_uses_docker_hubs_legacy_secret() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_identity_token_is_exchanged_for_an_access_token() -> Result<()> {
+async fn an_identity_token_is_exchanged() -> Result<()> {
     let refresh = password("refresh-token");
     let tokens = TokenServer::start("oauth-user", &refresh).await?;
     let registry = Registry::start().tokens_of(&tokens).await?;
     let stage = Stage::with_edges(&["edge-1"]).await?;
-    // As `docker login` stores it: the user in `auth`, without a password.
+    // In the form of `docker login`: the user in `auth`, without a password.
     let entry = json!({"auth": STANDARD_NO_PAD.encode("oauth-user:"), "identitytoken": refresh});
     let config = json!({"auths": {registry.host(): entry}});
     stage.cluster.docker_config_secret("default", "identity", &config).await?;
@@ -199,7 +199,7 @@ async fn an_identity_token_is_exchanged_for_an_access_token() -> Result<()> {
     );
     assert_eq!(grants[0].scope, "repository:team/good:pull");
 
-    // The server does not accept the token as a password, so that the first job must have sent it as a token.
+    // The server doesn't accept the token as a password, so the first job must have sent it as a token.
     let job = stage.cluster.job("as-password").images([&bad]).secret("default/as-password").on(["edge-1"]);
     let status = job.fails().await?;
     let reason = &status.image("edge-1", &bad).context("not in the status")?.reason;
@@ -208,7 +208,7 @@ async fn an_identity_token_is_exchanged_for_an_access_token() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_bad_secret_fails_its_image_alone_and_nobody_is_asked_anonymously() -> Result<()> {
+async fn a_bad_secret_fails_only_its_image() -> Result<()> {
     // A registry without users, from which an anonymous pull would succeed.
     let open = Registry::start().await?;
     let locked = registry(&["alice"]).await?;
@@ -227,7 +227,7 @@ async fn a_bad_secret_fails_its_image_alone_and_nobody_is_asked_anonymously() ->
 
     let cases = [
         ("missing", "secret default/missing does not exist".to_owned()),
-        // Not which registries it has instead: that is for the log of cloudcore.
+        // Without the registries that it has instead: those are only in the log of cloudcore.
         ("elsewhere", format!("secret default/elsewhere has no entry for {host}/elsewhere")),
         ("no-entries", format!("secret default/no-entries has no entry for {host}/no-entries")),
         (
@@ -262,7 +262,7 @@ async fn a_bad_secret_fails_its_image_alone_and_nobody_is_asked_anonymously() ->
         ensure!(image.reason.contains(message), "{message:?} is not in {:?}", image.reason);
         ensure!(!image.reason.contains(CANARY) && !image.reason.contains("a.example"), "{image:?}");
     }
-    assert_eq!(open.requests().0, [], "somebody asked anonymously");
+    assert_eq!(open.requests().0, [], "an anonymous request");
     // The other images were pulled.
     let image = status.image("edge-1", &good).context("not in the status")?;
     assert_eq!(image.status, Tristate::True, "{image:?}");
@@ -276,7 +276,7 @@ async fn a_bad_secret_fails_its_image_alone_and_nobody_is_asked_anonymously() ->
 }
 
 #[tokio::test]
-async fn a_secret_is_read_when_a_node_starts_and_never_kept_on_the_edge() -> Result<()> {
+async fn a_secret_never_stays_on_the_edge() -> Result<()> {
     let registry = registry(&["alice"]).await?;
     let stage = Stage::with_edges(&["edge-1"]).await?;
     let reference = registry.seed(&Image::small("kept")?, "team/kept:v1")?;

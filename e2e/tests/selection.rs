@@ -1,4 +1,4 @@
-//! Selection of nodes: which nodes a job runs on, and why others are skipped.
+//! Selection of nodes: the nodes of a job, and the reasons for skipping others.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ fn nodes(status: &ImagePrePullJobStatus) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn skipped_nodes_are_listed_with_their_reason_and_names_without_a_node_count_as_failed() -> Result<()> {
+async fn skipped_nodes_have_their_reason() -> Result<()> {
     let registry = Registry::start().await?;
     let stage = Stage::with_edges(&["edge-1"]).await?;
     stage.cluster.node("cloud-1").ready().create().await?;
@@ -40,7 +40,7 @@ async fn skipped_nodes_are_listed_with_their_reason_and_names_without_a_node_cou
 }
 
 #[tokio::test]
-async fn a_label_selector_selects_the_nodes_that_meet_all_requirements() -> Result<()> {
+async fn a_selector_needs_all_requirements() -> Result<()> {
     let registry = Registry::start().await?;
     let stage = Stage::with_edges(&["edge-1", "edge-2"]).await?;
     for (name, site) in [("edge-3", "factory"), ("edge-4", "farm"), ("edge-5", "factory")] {
@@ -81,7 +81,7 @@ spec:
 }
 
 #[tokio::test]
-async fn a_job_without_eligible_nodes_is_a_failure_with_its_reason() -> Result<()> {
+async fn a_job_without_eligible_nodes_fails() -> Result<()> {
     let cluster = Cluster::start().await?;
     let _cloud = Cloud::start(&cluster).await?;
     cluster.node("edge-1").edge().create().await?;
@@ -107,7 +107,7 @@ async fn a_job_without_eligible_nodes_is_a_failure_with_its_reason() -> Result<(
     ] {
         let job = match job.apply().await {
             Ok(job) => job,
-            // An API server that knows CEL rules, from 1.25 on, says it at once.
+            // Since 1.25, an API server knows CEL rules, and reports it immediately.
             Err(error) if event == "InvalidSpec" => {
                 let refusal = refused(&error).with_context(|| format!("{error:#}"))?;
                 ensure!(refusal.contains("set exactly one of nodeNames and labelSelector"), "{refusal}");

@@ -1,5 +1,4 @@
-//! Signatures that the real cosign has made, beside images in a real registry, by the code with which the agent verifies
-//! them.
+//! Signatures of the real cosign, beside images in a real registry, verified by the agent's code.
 
 use std::collections::BTreeSet;
 
@@ -37,7 +36,7 @@ async fn check_by(
     Ok(verify(&repository, &image, &Verification { mode, keys, unavailable: None }).await)
 }
 
-/// Why an image is refused. With the mode Warn it is pulled, and the reason is the same.
+/// The reason for refusing an image. With the mode Warn it's pulled, and the reason is the same.
 async fn refusal(reference: &str, keys: &[&Signer]) -> Result<String> {
     let error = check(reference, VerificationMode::Enforce, keys).await?.err().context("not refused")?;
     ensure!(error.code == FailureCode::SignatureInvalid, "{error:?}");
@@ -47,7 +46,7 @@ async fn refusal(reference: &str, keys: &[&Signer]) -> Result<String> {
 }
 
 #[tokio::test]
-async fn an_image_counts_as_signed_by_its_own_signature_of_a_known_key_only() -> Result<()> {
+async fn only_a_known_keys_signature_counts() -> Result<()> {
     let registry = Registry::start().await?;
     let (ecdsa, ed25519, stranger) =
         (Signer::ecdsa().await?, Signer::ed25519().await?, Signer::ecdsa().await?);
@@ -68,7 +67,7 @@ async fn an_image_counts_as_signed_by_its_own_signature_of_a_known_key_only() ->
             let missing = refusal(&unsigned, &[signer]).await?;
             assert!(missing.contains("not signed") && missing.contains(next.digest()), "{case}: {missing}");
 
-            // Whoever may write to the registry puts the signature of one image beside another.
+            // An attacker with write access puts the signature of one image beside another.
             let place = |image: &Image| format!("{}{suffix}", image.digest().replace(':', "-"));
             registry.retag(&repository, &place(&image), &place(&next))?;
             let moved = refusal(&unsigned, &[signer]).await?;
@@ -76,7 +75,7 @@ async fn an_image_counts_as_signed_by_its_own_signature_of_a_known_key_only() ->
         }
     }
 
-    // A statement by the right key that is not the one that the image is signed.
+    // A statement by the right key that isn't a signature of the image.
     let image = Image::small("attested")?;
     let attested = registry.seed(&image, "attested/app:v1")?;
     ecdsa.attest(&registry, "attested/app", image.digest()).await?;
@@ -87,7 +86,7 @@ async fn an_image_counts_as_signed_by_its_own_signature_of_a_known_key_only() ->
     Ok(())
 }
 
-/// How signatures are stored, and found.
+/// Storage and discovery of signatures.
 const LAYOUTS: [(&str, Form, bool); 3] = [
     ("cosign 2: a tag", Form::Tag, false),
     ("cosign 3: the tag of the referrers", Form::Bundle, false),
@@ -136,7 +135,7 @@ async fn signatures_are_found_behind_mirrors() -> Result<()> {
             origin.route_by_mirror(at_mirror.addr(), nowhere.addr())?;
             match (verify().await?, signed) {
                 (Ok(Verdict::Signed), [true, _]) => {}
-                // The origin may have one, so that it isn't known to be unsigned.
+                // The origin may have one, so we don't know that it's unsigned.
                 (Err(error), [false, _]) if error.code == FailureCode::Unreachable => {}
                 (other, _) => bail!("{layout}, signed at {where_signed}, air-gapped: {other:?}"),
             }
@@ -160,7 +159,7 @@ async fn a_referrer_in_trouble_hides_no_other() -> Result<()> {
     for signer in [&other, &signer] {
         signer.sign(&registry, "team/troubled", image.digest(), Form::Bundle).await?;
     }
-    // The search ends with the first that is valid, and the registry lists them in the order of their digests.
+    // The search ends with the first valid one, and the registry lists them in the order of their digests.
     let unknown = check_by(client(), &reference, VerificationMode::Enforce, &[&stranger]).await?;
     ensure!(unknown.is_err(), "{unknown:?}");
     let manifests = |record: &Record| record.path.contains("/manifests/sha256:").then(|| record.path.clone());
@@ -176,7 +175,7 @@ async fn a_referrer_in_trouble_hides_no_other() -> Result<()> {
         outcomes.push(verify().await?);
         link.stop_failing();
     }
-    // A signature that can't be read doesn't make another one invalid; where none is valid, it might have been.
+    // An unreadable signature doesn't make another one invalid; if none is valid, it might have been.
     outcomes.sort_by_key(Result::is_ok);
     ensure!(
         matches!(&outcomes[..], [Err(error), Ok(Verdict::Signed)] if error.code == FailureCode::RegistryError),
@@ -186,7 +185,7 @@ async fn a_referrer_in_trouble_hides_no_other() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_job_pulls_only_what_the_keys_in_its_secret_have_signed() -> Result<()> {
+async fn a_job_pulls_only_signed_images() -> Result<()> {
     let registry = Registry::start().await?;
     let cluster = Cluster::start().await?;
     let cloud = Cloud::start(&cluster).requires_consent().await?;
@@ -209,7 +208,7 @@ async fn a_job_pulls_only_what_the_keys_in_its_secret_have_signed() -> Result<()
         anyhow::Ok((image.status, image.code, image.reason.clone()))
     };
 
-    // Nobody has allowed the job to use the keys: nothing counts as signed.
+    // The job has no consent to use the keys: nothing counts as signed.
     let status = job("not-allowed", "Enforce").timeout_seconds(5).fails().await?;
     assert_eq!(status.summary.failure + status.summary.unknown, 1);
     ensure!(!stage.edge("edge-1")?.has_image(&signed).await?, "pulled without the keys");

@@ -1,6 +1,6 @@
-//! Downloads that receive nothing any more, on the real containerd, and those that only wait for their turn: the transfer
-//! service of containerd 2.1 has three places for the layers of all images together. The agent's patience is some seconds
-//! here, where it is minutes otherwise.
+//! Downloads without progress, on the real containerd, and downloads that only wait for their turn: the transfer
+//! service of containerd 2.1 has three places for the layers of all images together. Here the agent's patience is some
+//! seconds instead of minutes.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use edgecore_prepull::images::puller::{ErrorClass, PullError, PullRequest, Pulle
 use prepull_api::failure::FailureCode;
 use prepull_e2e::prelude::*;
 
-/// How long a download may receive nothing, for each connection.
+/// Time without bytes before a download is given up, for each connection.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// A runtime, and a registry behind a link.
@@ -44,7 +44,7 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn a_registry_that_falls_silent_within_a_layer_is_given_up_and_the_next_try_goes_on() -> Result<()> {
+async fn a_silent_registry_is_given_up() -> Result<()> {
     let scene = Scene::start().await?;
     let image = Image::of_layers("silent", &[8 * MIB])?;
     let reference = scene.registry.seed(&image, "team/silent:v1")?;
@@ -71,12 +71,12 @@ async fn a_registry_that_falls_silent_within_a_layer_is_given_up_and_the_next_tr
 }
 
 #[tokio::test]
-async fn an_image_that_waits_for_the_downloads_of_another_one_is_not_given_up() -> Result<()> {
+async fn a_waiting_image_is_not_given_up() -> Result<()> {
     let scene = Scene::start().await?;
     let elsewhere = Registry::start().await?;
     let large = scene.registry.seed(&Image::of_layers("large", &[6 * MIB; 3])?, "team/large:v1")?;
     let small = elsewhere.seed(&Image::of_layers("waiting", &[MIB])?, "team/waiting:v1")?;
-    // Longer than anybody's patience for all connections that there may be.
+    // Longer than the patience for all possible connections.
     scene.link.throttle(Some(MIB));
     let begun = Instant::now();
     let waits = async {
@@ -91,7 +91,7 @@ async fn an_image_that_waits_for_the_downloads_of_another_one_is_not_given_up() 
 }
 
 #[tokio::test]
-async fn an_image_that_waits_for_the_downloads_of_a_dead_one_comes_when_that_is_given_up() -> Result<()> {
+async fn a_waiting_image_follows_a_dead_one() -> Result<()> {
     let scene = Scene::start().await?;
     let elsewhere = Registry::start().await?;
     let dead = scene.registry.seed(&Image::of_layers("dead", &[8 * MIB; 3])?, "team/dead:v1")?;

@@ -1,4 +1,4 @@
-//! Traces of tasks for an OpenTelemetry collector, in whose place is a server that decodes what it gets.
+//! Traces of tasks for an OpenTelemetry collector, replaced by a server that decodes them.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +16,7 @@ use prost::Message;
 use tokio::net::TcpListener;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// A collector that keeps all that it gets.
+/// A collector that keeps all spans.
 struct Collector {
     addr: SocketAddr,
     taken: Arc<Mutex<Vec<ExportTraceServiceRequest>>>,
@@ -43,7 +43,7 @@ impl Collector {
         Ok(Self { addr, taken, stop: stop.drop_guard() })
     }
 
-    /// The spans, each with the name of the service that it is from.
+    /// The spans, each with the name of its service.
     fn spans(&self) -> Vec<(String, Span)> {
         let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let of_resources = taken.iter().flat_map(|request| &request.resource_spans);
@@ -57,7 +57,7 @@ impl Collector {
     }
 }
 
-/// The text of an attribute; empty if there is none.
+/// The text of an attribute; empty if it's missing.
 fn text(attributes: &[KeyValue], key: &str) -> String {
     match attributes.iter().find(|pair| pair.key == key).map(|pair| &pair.value) {
         Some(Some(AnyValue { value: Some(Value::StringValue(text)) })) => text.clone(),
@@ -66,7 +66,7 @@ fn text(attributes: &[KeyValue], key: &str) -> String {
 }
 
 #[tokio::test]
-async fn each_ended_task_is_a_trace_and_a_collector_that_is_away_harms_no_job() -> Result<()> {
+async fn each_ended_task_is_a_trace() -> Result<()> {
     let collector = Collector::start().await?;
     let registry = Registry::start().await?;
     let cluster = Cluster::start().await?;
@@ -117,7 +117,7 @@ async fn each_ended_task_is_a_trace_and_a_collector_that_is_away_harms_no_job() 
         }
     }
 
-    // Without a collector the work goes on, and what is lost is counted and said.
+    // Without a collector the work continues, and lost spans are counted and logged.
     drop(collector.stop);
     assert_eq!(
         stage.cluster.job("untraced").images([&good]).on(["edge-1"]).completes().await?.summary.desired,

@@ -1,5 +1,5 @@
-//! Options of a pull on a real containerd: the timeout of a try and the metadata of a sandbox; and the image id in its
-//! result.
+//! Options of a pull on a real containerd: the timeout of an attempt and the metadata of a sandbox; and the image id in
+//! its result.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -52,12 +52,12 @@ async fn run(containerd: &Containerd, image: ImageTask) -> Result<TaskEnd> {
 }
 
 #[tokio::test]
-async fn a_try_that_takes_too_long_is_dropped_and_the_next_one_resumes_it() -> Result<()> {
+async fn a_slow_try_is_dropped_and_resumed() -> Result<()> {
     let registry = Registry::start().await?;
     let proxy = Proxy::http(registry.addr())?;
     registry.route_through(&proxy)?;
     let containerd = Containerd::start("tries").await?;
-    // The pull takes six seconds in all, and each try may take three.
+    // The pull takes six seconds in total, and each attempt may take three.
     let layers = Image::of_layers("tries", &[12 * MIB])?;
     let reference = registry.seed(&layers, "team/app:v1")?;
     proxy.throttle(Some(2 * MIB));
@@ -80,14 +80,14 @@ async fn a_try_that_takes_too_long_is_dropped_and_the_next_one_resumes_it() -> R
     for blob in layers.blobs() {
         let size = std::fs::metadata(layers.blob_file(blob))?.len();
         let fetched = proxy.bytes_of(blob);
-        // What was under way when a try was dropped is fetched again.
+        // The part in transit when an attempt was dropped is fetched again.
         ensure!(fetched <= size + size / 4, "{fetched} bytes of {blob}, which has {size}");
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn a_result_has_the_image_id_whether_it_was_pulled_or_present() -> Result<()> {
+async fn a_result_has_the_image_id() -> Result<()> {
     let registry = Registry::start().await?;
     let containerd = Containerd::start("id").await?;
     let reference = registry.seed(&Image::small("id")?, "team/app:v1")?;

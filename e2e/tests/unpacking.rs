@@ -8,10 +8,10 @@ use tokio::time::timeout;
 
 use crate::fetch::{Hand, pull_command, said};
 
-/// Names of snapshots that are half unpacked begin like this; those of unpacked ones are digests.
+/// Prefix of the names of half unpacked snapshots; those of unpacked ones are digests.
 const HALF: &str = "extract-";
 
-/// So many layers and no half of one.
+/// Waits for this many layers and no half unpacked one.
 async fn layers_are_unpacked(hand: &Hand, layers: usize) -> Result<()> {
     let snapshots = hand.containerd.snapshots().await?;
     ensure!(
@@ -21,14 +21,14 @@ async fn layers_are_unpacked(hand: &Hand, layers: usize) -> Result<()> {
     Ok(())
 }
 
-/// Requests of the runtime: only it asks for a digest in this way, when it has to go on.
+/// Requests of the runtime: only the runtime asks for a digest in this way, when it continues.
 fn asked_by_runtime(hand: &Hand) -> Vec<Record> {
     let asked = hand.link.records().into_iter().filter(|record| record.method == "HEAD");
     asked.filter(|record| record.path.contains("/manifests/sha256:")).collect()
 }
 
 #[tokio::test]
-async fn a_layer_is_unpacked_while_those_above_it_arrive() -> Result<()> {
+async fn layers_unpack_during_the_download() -> Result<()> {
     let hand = Hand::start().await?;
     let (image, reference) = hand.image("ahead", &[MIB, 16 * MIB])?;
     hand.link.throttle(Some(MIB));
@@ -48,14 +48,14 @@ async fn a_layer_is_unpacked_while_those_above_it_arrive() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_is_half_unpacked_when_agent_or_runtime_are_killed_is_gone_after_the_pull() -> Result<()> {
+async fn half_unpacked_layers_go_after_a_kill() -> Result<()> {
     let mut hand = Hand::start().await?;
     for (killed, unpacked) in [("agent", 2), ("containerd", 4)] {
-        // The lower layer takes a while to unpack, and the upper one longer than that to arrive.
+        // The lower layer takes a while to unpack, and the upper one takes longer to arrive.
         let (_, reference) = hand.image(&format!("half-unpacked-{killed}"), &[48 * MIB, 64 * MIB])?;
         hand.link.throttle(Some(24 * MIB));
         let mut pulling = hand.pull(&["--retries", "30", &reference])?.spawn()?;
-        // Mostly half of it is seen; on a busy machine it may be done by the time of the look.
+        // Usually we see half of it; on a busy machine it may be complete by then.
         eventually("the lower layer is being unpacked", SOON, async || {
             let snapshots = hand.containerd.snapshots().await?;
             ensure!(snapshots.len() > unpacked - 2, "nothing is unpacked yet");
@@ -73,19 +73,19 @@ async fn what_is_half_unpacked_when_agent_or_runtime_are_killed_is_gone_after_th
         ensure!(output.status.success(), "{}", said(&output));
         let by_runtime = asked_by_runtime(&hand);
         ensure!(by_runtime.is_empty(), "killed {killed}: {by_runtime:?}");
-        // containerd clears away in its own time what no lease holds any more.
+        // containerd collects content without a lease at its own pace.
         eventually("nothing half is left", SOON, async || layers_are_unpacked(&hand, unpacked).await).await?;
     }
     Ok(())
 }
 
-/// Names of what is half unpacked.
+/// Names of half unpacked snapshots.
 pub(crate) async fn half_unpacked(containerd: &Containerd) -> Result<BTreeSet<String>> {
     Ok(containerd.snapshots().await?.into_keys().filter(|name| name.starts_with(HALF)).collect())
 }
 
 #[tokio::test]
-async fn killed_agents_leave_one_half_at_most() -> Result<()> {
+async fn killed_agents_leave_at_most_one_half() -> Result<()> {
     let site = Site::start().await?;
     let mut node = site.node("edge-1").await?.await?;
     let (image, reference) = site.image("killed-twice", &[160 * MIB, MIB])?;
@@ -111,7 +111,7 @@ async fn killed_agents_leave_one_half_at_most() -> Result<()> {
     is_whole(node.containerd(), &image).await
 }
 
-/// Both layers of the image are unpacked as they should be, and nothing half unpacked is left.
+/// Checks that both layers of the image are unpacked correctly, and that nothing half unpacked is left.
 async fn is_whole(containerd: &Containerd, image: &Image) -> Result<()> {
     eventually("nothing half is left", SOON, async || {
         let half = half_unpacked(containerd).await?;
@@ -127,7 +127,7 @@ async fn is_whole(containerd: &Containerd, image: &Image) -> Result<()> {
 async fn an_agent_and_a_person_pull_the_same() -> Result<()> {
     let site = Site::start().await?;
     let node = site.node("edge-1").await?.await?;
-    // Without users, as the person names none.
+    // Without users, since the person gives none.
     let registry = Registry::start().await?;
     let image = Image::of_layers("both", &[160 * MIB, MIB])?;
     let reference = registry.seed(&image, "team/both:v1")?;
@@ -149,7 +149,7 @@ async fn deaths_during_unpacking_count_as_failures() -> Result<()> {
     let mut hand = Hand::start().await?;
     let (image, reference) = hand.image("deadly", &[96 * MIB])?;
     let mut pulling = hand.pull(&["--retries", "0", &reference])?.spawn()?;
-    // A half of a snapshot outlives its containerd, so only a new one shows that the layer is being unpacked again.
+    // A half unpacked snapshot outlives its containerd, so only a new one shows that the layer is being unpacked again.
     let mut halves = BTreeSet::new();
     let mut deaths = 0;
     while pulling.try_wait()?.is_none() {
@@ -161,7 +161,7 @@ async fn deaths_during_unpacking_count_as_failures() -> Result<()> {
         }
     }
     let text = said(&pulling.wait_with_output().await?);
-    // As often as when the runtime pulls: two deaths are pardoned, and no retry is left for the third.
+    // The same number as for pulls by the runtime: two crashes are pardoned, and no retry is left for the third.
     assert_eq!(deaths, 3, "{text}");
     let layer = image.blobs().last().context("no layer")?;
     ensure!(text.contains("ended while it unpacked layer") && text.contains(layer.as_str()), "{text}");
@@ -173,7 +173,7 @@ async fn processes_unpack_beside_each_other() -> Result<()> {
     for second in ["same", "other"] {
         let hand = Hand::start().await?;
         let (image, reference) = hand.image(&format!("beside-{second}"), &[160 * MIB, MIB])?;
-        // One reference has one lease for both; an agent beside a pull by hand has another one, as another reference has.
+        // One reference has one lease for both; an agent beside a manual pull has another one, like another reference.
         let other = match second {
             "same" => reference.clone(),
             _ => hand.registry.seed(&image, "team/another:v1")?,
@@ -198,7 +198,7 @@ async fn processes_unpack_beside_each_other() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_layer_that_is_not_what_its_image_says_is_not_kept_unpacked() -> Result<()> {
+async fn a_wrong_layer_is_not_kept_unpacked() -> Result<()> {
     let hand = Hand::start().await?;
     let image = Image::of_wrong_diff_ids("lies")?;
     let reference = hand.registry.seed(&image, "team/lies:v1")?;

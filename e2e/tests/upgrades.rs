@@ -1,5 +1,6 @@
-//! Incomplete upgrades: a definition or a right that this version needs is missing. cloudcore names what is missing and
-//! the remedy, once, and continues by itself when it is there. A standby does the same, so that a rollout waits for it.
+//! Incomplete upgrades: a definition or a right that this version needs is missing. cloudcore names the missing part
+//! and the remedy, once, and continues by itself when it's there. A standby does the same, so that a rollout waits for
+//! it.
 
 use std::time::Duration;
 
@@ -46,7 +47,7 @@ fn lines(cloud: &Cloud, words: &[&str]) -> usize {
     cloud.log().lines().filter(|line| words.iter().all(|word| line.contains(word))).count()
 }
 
-/// Checks that a cloudcore that cannot start names what is missing once, and works when it is there.
+/// Checks that a cloudcore that can't start names the missing part once, and works when it's there.
 async fn starts_after_the_repair(cluster: &Cluster, says: &[&str], remedy: &str) -> Result<()> {
     let cloud = Cloud::start(cluster).standby().await?;
     eventually("/readyz says what is missing", SOON, async || {
@@ -72,15 +73,15 @@ async fn carries_out_a_job(cluster: &Cluster, fleet: &Fleet) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_definition_that_is_missing_at_the_start_is_named() -> Result<()> {
+async fn a_definition_missing_at_start_is_named() -> Result<()> {
     let cluster = Cluster::own().await?;
     remove_definition(&cluster).await?;
     let says = [&format!("the definition {REPORTS} is missing"), "kubectl apply -f manifests/crds"];
     starts_after_the_repair(&cluster, &says, DEFINITION).await
 }
 
-/// Patches the schema of jobs, in the version that is stored: the operation, the path below the properties of the root, and
-/// the value.
+/// Patches the schema of jobs, in the stored version: the operation, the path below the properties of the root, and the
+/// value.
 async fn patch_schema(cluster: &Cluster, changes: &[(&str, &str, serde_json::Value)]) -> Result<()> {
     let crd = cluster.kubectl(&["get", "crd", JOBS, "-o", "json"]).await?;
     let crd: serde_json::Value = serde_json::from_str(&crd)?;
@@ -95,14 +96,14 @@ async fn patch_schema(cluster: &Cluster, changes: &[(&str, &str, serde_json::Val
     cluster.kubectl(&["patch", "crd", JOBS, "--type=json", "-p", &patch]).await.map(drop)
 }
 
-/// Serves jobs under the definition of a release that knows no windows and no signatures.
+/// Installs the definition of a release without windows and signatures.
 async fn serve_older_definition(cluster: &Cluster) -> Result<()> {
     let remove = |path| ("remove", path, json!(null));
     patch_schema(cluster, &[remove("spec/properties/windows"), remove("spec/properties/verify")]).await
 }
 
 #[tokio::test]
-async fn an_older_definition_at_the_start_is_named() -> Result<()> {
+async fn an_older_definition_is_named() -> Result<()> {
     let cluster = Cluster::own().await?;
     serve_older_definition(&cluster).await?;
     let says = [JOBS, "drops spec.verify, spec.windows: kubectl apply -f manifests/crds"];
@@ -127,7 +128,7 @@ async fn a_leader_stops_under_an_older_definition() -> Result<()> {
     carries_out_a_job(&cluster, &fleet).await
 }
 
-/// Serves jobs under a definition that has every field, and refuses a phase that we write.
+/// Installs a definition that has every field, and refuses a phase that we write.
 #[tokio::test]
 async fn a_status_that_is_refused_is_explained() -> Result<()> {
     let cluster = Cluster::own().await?;
@@ -147,7 +148,7 @@ async fn a_status_that_is_refused_is_explained() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_right_that_is_missing_at_the_start_is_named() -> Result<()> {
+async fn a_right_missing_at_start_is_named() -> Result<()> {
     let cluster = Cluster::own().await?;
     rights_to_reports(&cluster, &[]).await?;
     let says = [
@@ -159,8 +160,8 @@ async fn a_right_that_is_missing_at_the_start_is_named() -> Result<()> {
     starts_after_the_repair(&cluster, &says, ROLE).await
 }
 
-/// Starts a replica beside a leader that works, and checks that it isn't available and names what is missing, once; and that
-/// it is available after the repair.
+/// Starts a replica beside a working leader. Checks that it isn't available and names the missing part, once; and that
+/// it's available after the repair.
 async fn a_standby_waits_for(cluster: &Cluster, leader: &Cloud, says: &[&str], remedy: &str) -> Result<()> {
     let standby = Cloud::start(cluster).named("cloudcore-prepull-2").standby().await?;
     eventually("/availablez says what is missing", SOON, async || {
@@ -202,7 +203,7 @@ async fn a_standby_that_could_not_lead_is_unavailable() -> Result<()> {
     a_standby_waits_for(&cluster, &leader, &definition, DEFINITION).await
 }
 
-/// Checks that a job that cannot continue has the reason in its status, that the log has it once, and that the job
+/// Checks that a job that can't continue has the reason in its status, that the log has it once, and that the job
 /// completes after the repair.
 async fn waits_for(cluster: &Cluster, cloud: &Cloud, says: &[&str], remedy: &str) -> Result<()> {
     let fleet = Fleet::start(cluster, cloud, EDGES).await?;
@@ -227,7 +228,7 @@ async fn waits_for(cluster: &Cluster, cloud: &Cloud, says: &[&str], remedy: &str
 }
 
 #[tokio::test]
-async fn a_definition_that_goes_while_all_runs_is_named_on_the_job() -> Result<()> {
+async fn a_removed_definition_is_named_on_the_job() -> Result<()> {
     let cluster = Cluster::own().await?;
     let cloud = Cloud::start(&cluster).await?;
     remove_definition(&cluster).await?;
@@ -236,7 +237,7 @@ async fn a_definition_that_goes_while_all_runs_is_named_on_the_job() -> Result<(
 }
 
 #[tokio::test]
-async fn a_right_that_only_the_writes_need_is_named_on_the_job() -> Result<()> {
+async fn a_missing_write_right_is_named_on_the_job() -> Result<()> {
     let cluster = Cluster::own().await?;
     rights_to_reports(&cluster, &["get", "list"]).await?;
     let cloud = Cloud::start(&cluster).await?;

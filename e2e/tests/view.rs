@@ -1,4 +1,4 @@
-//! What the shipped DaemonSet sees of what containerd downloads with: mirrors, certificates and the CAs of the node.
+//! The shipped DaemonSet's view of containerd's download settings: mirrors, certificates and the CAs of the node.
 
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -11,18 +11,18 @@ use prepull_e2e::parts::workspace;
 use prepull_e2e::prelude::*;
 use serde_json::json;
 
-/// containerd's configuration, and below it that of registries.
+/// containerd's configuration, with that of registries below it.
 const CONFIG: &str = "/etc/containerd/config.toml";
 const HOSTS: &str = "/etc/containerd/certs.d";
-/// A directory that no pod sees.
+/// A directory outside the pod's view.
 const HIDDEN: &str = "/srv/certs.d";
-/// Where k3s writes the configuration of its containerd.
+/// Path of containerd's configuration under k3s.
 const K3S: &str = "/var/lib/rancher/k3s/agent/etc/containerd";
-/// The node's credential providers, and what says how the pod gets them.
+/// The node's credential providers, and the patch that mounts them into the pod.
 const PROVIDERS: &str = "/etc/credential-providers";
 const PROVIDERS_DOC: &str = "docs/credential-providers.md";
 
-/// Leads a registry that has no address to a mirror. Returns the directory of its configuration.
+/// Leads a registry without an address to a mirror. Returns the directory of its configuration.
 fn leads(edge: &Worker, name: &str, mirror: SocketAddr, scheme: &str, more: &str) -> Result<PathBuf> {
     let dir = edge.path(HOSTS).join(name);
     std::fs::create_dir_all(&dir)?;
@@ -31,7 +31,7 @@ fn leads(edge: &Worker, name: &str, mirror: SocketAddr, scheme: &str, more: &str
     Ok(dir)
 }
 
-/// Leads a registry to a mirror, as k3s does for those of its `registries.yaml`.
+/// Leads a registry to a mirror, like k3s does for those in its `registries.yaml`.
 fn leads_as_k3s(edge: &Worker, name: &str, mirror: SocketAddr) -> Result<()> {
     let dir = edge.path(K3S).join("certs.d").join(name);
     std::fs::create_dir_all(&dir)?;
@@ -41,7 +41,7 @@ fn leads_as_k3s(edge: &Worker, name: &str, mirror: SocketAddr) -> Result<()> {
     Ok(std::fs::write(dir.join("hosts.toml"), text)?)
 }
 
-/// Gives the node a credential provider for one registry. The pod has no shell: the plugin brings one without libraries.
+/// Gives the node a credential provider for one registry. The pod has no shell: the plugin brings a static one.
 fn provides(edge: &Worker, registry: &Registry, user: &str) -> Result<()> {
     let (host, user, password) = registry.login(user)?;
     let (dir, bin) = (edge.path(PROVIDERS), edge.path(PROVIDERS).join("bin"));
@@ -65,7 +65,7 @@ fn provides(edge: &Worker, registry: &Registry, user: &str) -> Result<()> {
     Ok(std::fs::write(dir.join("config.yaml"), config.to_string())?)
 }
 
-/// The patch by which the documentation mounts credential providers.
+/// The patch from the documentation that mounts credential providers.
 fn documented_patch() -> Result<String> {
     let doc = std::fs::read_to_string(workspace().join(PROVIDERS_DOC))?;
     let block = doc.split("```yaml\n").find(|block| block.starts_with("patches:"));
@@ -73,7 +73,7 @@ fn documented_patch() -> Result<String> {
     Ok(block.split("```").next().unwrap_or_default().to_owned())
 }
 
-/// Has containerd discard layers that are unpacked, from its next start on.
+/// Makes containerd discard unpacked layers, from its next start on.
 fn discards_layers(config: &Path, version: &str) -> Result<()> {
     let images = if is_at_least(version, (2, 0)) { "cri.v1.images\"" } else { "grpc.v1.cri\".containerd" };
     let text = std::fs::read_to_string(config)?;
@@ -87,13 +87,13 @@ fn is_at_least(version: &str, release: (u32, u32)) -> bool {
     (numbers.next(), numbers.next()) >= (Some(release.0), Some(release.1))
 }
 
-/// Pulls an image ahead, and returns what the status says of it.
+/// Pulls an image ahead, and returns its status.
 async fn status_of(cluster: &Cluster, name: &str, image: &str) -> Result<ImageStatus> {
     let status = cluster.job(name).images([image]).on(["edge-1"]).completes().await?;
     status.image("edge-1", image).cloned().context("no status")
 }
 
-/// Pulls an image of a registry under a name that leads there. The agent has to download it from there.
+/// Pulls an image of a registry under a name that leads there. The agent must download it from there.
 async fn agent_downloads(
     cluster: &Cluster,
     edge: &Worker,
@@ -134,7 +134,7 @@ async fn a_pod_downloads_as_containerd_does() -> Result<()> {
     std::fs::copy(own.file(), dir.join("own.crt"))?;
     std::fs::copy(certificate, dir.join("client.crt"))?;
     std::fs::copy(key, dir.join("client.key"))?;
-    // As update-ca-certificates leaves it: a bundle, and a link to what a pod doesn't see.
+    // In the form of update-ca-certificates: a bundle, and a link to a file outside the pod's view.
     let store = edge.path("/etc/ssl/certs");
     std::fs::write(store.join("ca-certificates.crt"), of_node.pem())?;
     std::os::unix::fs::symlink("/usr/local/share/ca-certificates/node.crt", store.join("0123abcd.0"))?;
@@ -145,7 +145,7 @@ async fn a_pod_downloads_as_containerd_does() -> Result<()> {
         agent_downloads(cluster, &edge, (name, mirror, &reference)).await?;
     }
 
-    // containerd is led elsewhere: the agent can't follow, and says so.
+    // containerd gets another directory: the agent can't follow, and reports that.
     let config = edge.path(CONFIG);
     let text = std::fs::read_to_string(&config)?;
     ensure!(text.contains(HOSTS), "{text}");
@@ -164,7 +164,7 @@ async fn a_pod_downloads_as_containerd_does() -> Result<()> {
     let reason = status.image("edge-1", &image).context("no status")?.reason.clone();
     assert!(reason.contains(HIDDEN) && !edge.containerd().has_image(&image).await?, "{reason}");
 
-    // Without a config_path, containerd from 2.2 on has a default, and earlier ones look nowhere.
+    // Without a config_path, containerd has a default since 2.2, and earlier ones look nowhere.
     std::fs::write(
         &config,
         text.lines().filter(|line| !line.contains(HOSTS)).collect::<Vec<_>>().join("\n"),
@@ -231,7 +231,7 @@ async fn a_pod_downloads_as_k3s_does() -> Result<()> {
         agent_downloads(cluster, &edge, case).await?;
     }
     assert_eq!(Vec::from_iter(closed.requests().of("team/closed").users()), ["node"]);
-    // What isn't the node's own goes through the proxy, and nothing else does.
+    // Requests to other hosts go through the proxy, and no others.
     let asked: Vec<_> = proxy.records().into_iter().map(|record| (record.method, record.path)).collect();
     let far_only = asked.iter().all(|(method, to)| method == "CONNECT" && to == "far.example:443");
     assert!(far_only && !asked.is_empty(), "{asked:?}");

@@ -1,4 +1,4 @@
-//! Windows: a pull waits for one, stops with it, and goes on with the next; and the terms of a job that is at work change.
+//! Windows: a pull waits for one, stops with it, and continues with the next; and the terms of a running job change.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ fn window(opens: Timestamp, duration: String) -> WindowSpec {
 }
 
 #[tokio::test]
-async fn a_pull_waits_for_its_window_stops_with_it_and_goes_on_with_the_next() -> Result<()> {
+async fn a_pull_waits_for_its_window() -> Result<()> {
     let site = Site::start().await?;
     let node = site.node("edge-1").await?.await?;
     let (image, reference) = site.image("windowed", &[SIZE])?;
@@ -65,7 +65,7 @@ async fn a_pull_waits_for_its_window_stops_with_it_and_goes_on_with_the_next() -
     let of_node = status.node("edge-1").context("no node")?;
     assert_eq!((of_node.reason.as_str(), &of_node.clock), ("", &None));
     let fetched = site.link.bytes_of(layer);
-    ensure!(fetched <= SIZE + SIZE / 4, "{fetched} bytes of {SIZE}: it began anew");
+    ensure!(fetched <= SIZE + SIZE / 4, "{fetched} bytes of {SIZE}: it restarted");
     ensure!(node.has_image(&reference).await?);
     Ok(())
 }
@@ -78,7 +78,7 @@ fn closing_after(span: Duration) -> Result<WindowSpec> {
     Ok(window(Timestamp::from_second(opened)?, format!("{open}s")))
 }
 
-/// Whether the node has begun, and says that its window is closed.
+/// Whether the node has begun, and reports a closed window.
 fn window_is_closed(status: &ImagePrePullJobStatus) -> bool {
     let node = status.node("edge-1");
     node.is_some_and(|node| {
@@ -97,7 +97,7 @@ async fn no_window_interrupts_the_last_unpacking() -> Result<()> {
         Ok::<_, anyhow::Error>(())
     };
     timeout(SOON, unpacks).await.context("nothing is unpacked")??;
-    // A box whose disk is slow, so that the window closes before the end. The next one opens tomorrow.
+    // A box with a slow disk, so that the window closes before the end. The next one opens tomorrow.
     node.containerd().pause()?;
     job.patch_spec(json!({"windows": [closing_after(Duration::from_secs(3))?]})).await?;
     let status = job.until("the window has closed", window_is_closed).await?;
@@ -113,14 +113,14 @@ async fn no_window_interrupts_the_last_unpacking() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_is_there_waits_for_no_window() -> Result<()> {
+async fn present_images_need_no_window() -> Result<()> {
     let site = Site::start().await?;
     let mut node = site.node("edge-1").await?.args(&["--parallel-pulls", "1"]).await?;
     let (_, there) = site.image("is-there", &[MIB])?;
     let (missing, of_missing) = site.image("is-missing", &[SIZE])?;
     site.job("before").images([&there]).on(["edge-1"]).completes().await?;
     site.link.throttle(Some(RATE));
-    // The one that is there is behind the other one, and is looked for after the window has closed.
+    // The present image waits behind the other one, and is looked up after the window has closed.
     let job = site.job("both").images([&of_missing, &there]).on(["edge-1"]).policy("IfNotPresent");
     let job = job.apply().await?;
     site.link_carries(MIB).await?;
@@ -150,8 +150,8 @@ async fn a_box_in_1970_keeps_todays_windows() -> Result<()> {
     let cloud = Cloud::start(&cluster).await?;
     cluster.edge_nodes(&["edge-1"]).await?;
     let mut node = EdgeNode::start(&cluster, &cloud, "edge-1").without_agent().await?;
-    // Shortly after 1970 began, and twelve hours off by the time of day: the registry's certificate isn't valid yet then,
-    // and the window isn't open.
+    // Shortly after the start of 1970, and twelve hours off by the time of day: the registry's certificate isn't valid
+    // yet then, and the window isn't open.
     let now = Timestamp::now();
     let today = now.as_second() - now.as_second() % 86_400;
     node.set_clock_off_by(12 * 3600 - today)?;
@@ -167,7 +167,7 @@ async fn a_box_in_1970_keeps_todays_windows() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_image_pull_job_waits_for_the_window_of_the_node_and_its_node_image_says_so() -> Result<()> {
+async fn an_image_pull_job_waits_for_its_window() -> Result<()> {
     let site = Site::with_kruise(&[]).await?;
     // Windows open at whole minutes: the next one that leaves time to apply a job and to see it wait.
     let opening = Timestamp::now().checked_add(80.seconds())?;
@@ -194,7 +194,7 @@ async fn an_image_pull_job_waits_for_the_window_of_the_node_and_its_node_image_s
 }
 
 #[tokio::test]
-async fn windows_that_come_and_go_stop_a_pull_and_let_it_go_on_at_once() -> Result<()> {
+async fn changed_windows_stop_and_release_a_pull() -> Result<()> {
     let site = Site::start().await?;
     let node = site.node("edge-1").await?.await?;
     let (image, reference) = site.image("edited", &[SIZE])?;
@@ -225,18 +225,18 @@ async fn windows_that_come_and_go_stop_a_pull_and_let_it_go_on_at_once() -> Resu
     let status = job.completes().await?;
     let of_image = status.image("edge-1", &reference).context("no image")?;
     assert_eq!((of_image.status, of_image.attempts), (Tristate::True, 1), "{of_image:?}");
-    ensure!(site.link.bytes_of(layer) <= SIZE + SIZE / 4, "it began anew");
+    ensure!(site.link.bytes_of(layer) <= SIZE + SIZE / 4, "it restarted");
     Ok(())
 }
 
 #[tokio::test]
-async fn a_limit_that_is_changed_in_the_middle_of_a_download_is_followed_on_the_wire() -> Result<()> {
+async fn a_changed_limit_applies_to_a_download() -> Result<()> {
     const SPAN: Duration = Duration::from_secs(2);
     let site = Site::start().await?;
     let _node = site.node("edge-1").await?.await?;
     let (image, reference) = site.image("recapped", &[SIZE])?;
     let layer = image.blobs().last().context("no layer")?;
-    // So slow that the change arrives long before the layer does, also on a busy machine.
+    // Slow enough for the change to arrive long before the layer, also on a busy machine.
     site.link.throttle(Some(2 * MIB));
     let job = site.job("recapped").images([&reference]).on(["edge-1"]).apply().await?;
     site.link_carries(2 * MIB).await?;
@@ -258,13 +258,13 @@ async fn a_limit_that_is_changed_in_the_middle_of_a_download_is_followed_on_the_
     println!("{carried} bytes in {took:?} under a limit of 256Ki");
     ensure!(carried <= MIB + took.as_secs() * MIB / 2, "{carried} bytes in {took:?}: the limit is 256Ki");
 
-    // Under the limit it would take longer than the job may; the link is no hindrance any more.
+    // Under the limit it would exceed the job's time; the link isn't the bottleneck any more.
     site.link.throttle(None);
     job.patch_spec(json!({"download": null})).await?;
     let status = job.completes().await?;
     let of_image = status.image("edge-1", &reference).context("no image")?;
     assert_eq!((of_image.status, of_image.attempts), (Tristate::True, 1), "{of_image:?}");
     let fetched = site.link.bytes_of(layer);
-    ensure!(fetched <= SIZE * 105 / 100, "{fetched} bytes: it began anew");
+    ensure!(fetched <= SIZE * 105 / 100, "{fetched} bytes: it restarted");
     Ok(())
 }

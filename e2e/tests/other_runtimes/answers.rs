@@ -1,27 +1,27 @@
-//! What CRI-O 1.37, and cri-dockerd with dockerd 26.1, answer to pulls, and what must come of it. The bare codes, the HTML
-//! and the answer to silence were seen; all of it was checked against their sources: CRI-O at f954a17e50 with the library
-//! that it vendors, cri-dockerd at 246bd657, dockerd 26.1.5.
+//! Answers of CRI-O 1.37, and of cri-dockerd with dockerd 26.1, to pulls, and the expected reactions. The bare codes,
+//! the HTML and the answer to silence were seen; all of it was checked against their sources: CRI-O at f954a17e50 with
+//! the library that it vendors, cri-dockerd at 246bd657, dockerd 26.1.5.
 
 use prepull_api::failure::FailureCode;
 use tonic::Code;
 
 use super::stand_in::Runtime::{self, CriO, Docker};
 
-/// What the agent does after a failed pull.
+/// The agent's reaction to a failed pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Then {
-    /// Tries again, as often as the job says.
+    /// Retries, as often as the job allows.
     Again,
     /// Tries the next credential, and fails after the last one.
     NextCredential,
-    /// Fails: nothing can help.
+    /// Fails, because nothing can help.
     Fails,
 }
 
 /// A failed pull.
 pub(super) struct Failure {
     pub(super) of: Runtime,
-    /// What was wrong, as a part of a reference.
+    /// The problem, as a part of a reference.
     pub(super) case: &'static str,
     pub(super) code: Code,
     /// The answer. `IMAGE` stands for the reference, and `REPOSITORY` for the same without its tag.
@@ -37,7 +37,7 @@ const fn failure(
     then: Then,
     is: FailureCode,
 ) -> Failure {
-    // Both runtimes answer nearly everything so.
+    // The general form of errors of both runtimes.
     Failure { of, case, code: Code::Unknown, text, then, is }
 }
 
@@ -187,7 +187,7 @@ pub(super) const FAILURES: &[Failure] = &[
         NextCredential,
         Unauthorized,
     ),
-    // The same page where it is declared as one.
+    // The same page with a declared type.
     failure(
         Docker,
         "page-403",
@@ -212,7 +212,7 @@ pub(super) const FAILURES: &[Failure] = &[
     failure(
         Docker,
         "other-platform",
-        // Behind the beginning of the pull, where nothing stands before it.
+        // After the beginning of the pull, with no prefix.
         "no matching manifest for linux/arm64/v8 in the manifest list entries",
         Fails,
         PlatformMismatch,
@@ -245,23 +245,23 @@ pub(super) const FAILURES: &[Failure] = &[
         Again,
         RateLimited,
     ),
-    // What cri-dockerd makes of a download that stood still for a minute.
+    // cri-dockerd's error for a download without progress for a minute.
     failure(Docker, "silent", "context canceled", Again, Other),
 ];
 
-/// A successful pull, and what must be known of the image afterwards.
+/// A successful pull, and the expected knowledge of the image afterwards.
 pub(super) struct Success {
     pub(super) of: Runtime,
     pub(super) reference: &'static str,
-    /// Repositories and digests that the runtime lists for the image; a digest is the digit of which it consists.
+    /// Repositories and digests that the runtime lists for the image; a digest is given by its repeated digit.
     pub(super) lists: &'static [(&'static str, char)],
-    /// The digest of the reference. `None` if it cannot be told.
+    /// The digest of the reference. `None` if it can't be determined.
     pub(super) digest: Option<char>,
 }
 
 pub(super) const SUCCESSES: &[Success] = &[
     Success { of: CriO, reference: "r.example/one:v1", lists: &[("r.example/one", 'a')], digest: Some('a') },
-    // Of an image for several platforms it lists the index and the manifest, and does not say which is which.
+    // For a multi-platform image it lists the index and the manifest, without distinguishing them.
     Success {
         of: CriO,
         reference: "r.example/multi:v1",
@@ -286,7 +286,7 @@ pub(super) const SUCCESSES: &[Success] = &[
         lists: &[("team/app", 'a')],
         digest: Some('a'),
     },
-    // The same image under two tags of its repository, whose manifests differ.
+    // The same image under two tags of its repository, with different manifests.
     Success {
         of: Docker,
         reference: "r.example/two:v2",

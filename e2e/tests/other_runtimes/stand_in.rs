@@ -1,4 +1,4 @@
-//! A stand-in for CRI-O, and for cri-dockerd with its dockerd: answers pulls as these do, and records them.
+//! A stand-in for CRI-O, and for cri-dockerd with its dockerd: it answers pulls like them, and records them.
 
 use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ use self::version::{Version, accept};
 #[allow(dead_code)]
 mod version;
 
-/// Which runtime it stands in for.
+/// The imitated runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Runtime {
     CriO,
@@ -30,7 +30,7 @@ pub(super) enum Runtime {
 }
 
 impl Runtime {
-    /// The name, as `Version` answers it.
+    /// The name in `Version`.
     fn name(self) -> &'static str {
         match self {
             Self::CriO => "cri-o",
@@ -49,14 +49,14 @@ pub(super) enum Act {
     Download,
 }
 
-/// A pull as it was asked for, and what became of it.
+/// A recorded pull, and its fate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Pull {
     pub(super) reference: String,
     pub(super) password: String,
     /// Whether it named a lease, which only containerd has.
     pub(super) has_lease: bool,
-    /// Whether the agent went away before it was answered.
+    /// Whether the agent went away before the answer.
     pub(super) abandoned: bool,
 }
 
@@ -70,7 +70,7 @@ pub(super) struct StandIn {
 
 struct Shared {
     runtime: Runtime,
-    /// Where images are kept, and the free space is read.
+    /// Image directory; the free space is read there.
     store: String,
     state: Mutex<State>,
     finished: watch::Sender<bool>,
@@ -81,7 +81,7 @@ struct State {
     scripts: HashMap<String, VecDeque<Act>>,
     pulls: Vec<Pull>,
     images: HashMap<String, Image>,
-    /// What an image is listed under once it is pulled.
+    /// The names of an image after its pull.
     lists: HashMap<String, Vec<String>>,
 }
 
@@ -120,18 +120,18 @@ impl StandIn {
         self.dir.join("cri.sock")
     }
 
-    /// Sets how the next pulls of an image go, in this order.
+    /// Sets the course of the next pulls of an image, in this order.
     pub(super) fn script(&self, reference: &str, acts: impl IntoIterator<Item = Act>) {
         self.shared.state().scripts.insert(reference.to_owned(), acts.into_iter().collect());
     }
 
-    /// Sets the digests that an image is listed with, each with its repository.
+    /// Sets the listed digests of an image, each with its repository.
     pub(super) fn lists(&self, reference: &str, digests: &[(&str, char)]) {
         let list = digests.iter().map(|(repository, digit)| format!("{repository}@{}", digest(*digit)));
         self.shared.state().lists.insert(reference.to_owned(), list.collect());
     }
 
-    /// Ends the downloads of now and of later.
+    /// Completes current and later downloads.
     pub(super) fn finish_downloads(&self) {
         self.shared.finished.send_replace(true);
     }
@@ -151,7 +151,7 @@ impl Shared {
     }
 
     async fn download(self: Arc<Self>, reference: String) -> PullImageResponse {
-        // An error would mean that the sender is gone, which is a field of this.
+        // This can't fail: the sender is a field of `self`.
         let _ = self.finished.subscribe().wait_for(|finished| *finished).await;
         self.keep(&reference)
     }
@@ -175,7 +175,7 @@ impl Shared {
     }
 }
 
-/// Notes that a pull was abandoned, unless it has been answered.
+/// Records that a pull was abandoned, unless it has been answered.
 struct Answering<'a> {
     shared: &'a Shared,
     number: usize,
@@ -232,7 +232,7 @@ impl ImageService for Images {
                 let download = Arc::clone(shared).download(reference);
                 match shared.runtime {
                     Runtime::CriO => Ok(download.await),
-                    // cri-dockerd tells dockerd nothing when its client goes away.
+                    // When its client goes away, cri-dockerd doesn't stop dockerd.
                     Runtime::Docker => {
                         let download = tokio::spawn(download).await;
                         download.map_err(|error| Status::unknown(error.to_string()))

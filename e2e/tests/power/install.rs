@@ -1,4 +1,4 @@
-//! The power is cut while an agent is installed: each file is the old one or the new one, and the same line goes on.
+//! Power cuts during an installation: each file is the old one or the new one, and repeating the command finishes it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use prepull_e2e::prelude::*;
 
 use super::cuts;
 
-/// Where an agent has its files.
+/// Paths of an agent's files.
 const WRITTEN: [&str; 3] = ["etc", "usr/local", "var/lib"];
-/// What is written there: the program, the settings, and the identity. A unit would be written as the settings are; without
-/// systemd there is none.
+/// The written files: the program, the settings, and the identity. A unit would be written like the settings; without
+/// systemd there's no unit.
 const FILES: [&str; 5] = [
     "usr/local/up/bin/edgecore-prepull",
     "etc/up/edgecore-prepull/config.yaml",
@@ -22,12 +22,12 @@ const FILES: [&str; 5] = [
     "var/lib/up/edgecore-prepull/pki/ca.crt",
     "var/lib/up/edgecore-prepull/pki/client.crt",
 ];
-/// The key of a request to join, before and after its certificate is there.
+/// The key of a request to join, before and after its certificate arrives.
 const KEYS: [&str; 2] = ["client.key.new", "client.key"];
-/// The status of an installation where no systemd runs.
+/// The exit status of an installation without systemd.
 const NO_SYSTEMD: i32 = 3;
 
-/// A box whose files are on a disk.
+/// A box with its files on a disk.
 struct Box {
     root: PathBuf,
     download: PathBuf,
@@ -35,7 +35,7 @@ struct Box {
 }
 
 impl Box {
-    /// Installs the agent, with what it writes on the disk, above what this machine has.
+    /// Installs the agent, with its files on the disk, layered above this machine's files.
     fn install(&self, token: &str) -> Result<Output> {
         let script = r#"root=$1; shift
             for dir in etc usr/local var/lib; do
@@ -100,7 +100,7 @@ async fn an_install_survives_a_cut_at_any_write() -> Result<()> {
     let dir = Place::here()?.new_dir("box")?;
     let root = dir.join("root");
     std::fs::create_dir(&root)?;
-    // Without what a debugger needs, so that it's soon written.
+    // Stripped of debug information, so that it's written quickly.
     let download = dir.join("download");
     let mut strip = Command::new("strip");
     strip.arg("-o").arg(&download).arg(parts::program("edgecore-prepull")?);
@@ -118,7 +118,7 @@ async fn an_install_survives_a_cut_at_any_write() -> Result<()> {
     let ended = disk.recorded();
     let recording = disk.end_recording()?;
     let mut chance = Chance::new(32, 0);
-    // One at the very end as well: all must be there.
+    // One at the very end as well: all files must be there.
     for cut in recording.cuts(0, cuts() * 2, &mut chance).into_iter().chain([ended]) {
         let at = || format!("cut before event {cut} of {}, ended at {ended}", recording.len());
         disk.insert(&recording, cut, &mut chance).await.with_context(at)?;
@@ -128,7 +128,7 @@ async fn an_install_survives_a_cut_at_any_write() -> Result<()> {
         for (file, content) in &found {
             ensure!(whole.get(file) == Some(content), "{}: {file} is neither the old nor the new one", at());
         }
-        // Before there's a key, the cloud wasn't asked; here it was, in what the power has cut off.
+        // Before there's a key, the cloud wasn't asked; here it was, in the lost part of the recording.
         let token = if of_box.has_key() { token.clone() } else { cloud.token("edge-1").await? };
         check(&of_box.install(&token)?).with_context(at)?;
         let again = of_box.files();

@@ -140,8 +140,8 @@ pub enum JoinError {
     },
     /// The server refused the token, and this node has a valid certificate already.
     #[error(
-        "node {node} has joined until {}, when the certificate in {} ends; the agent renews it long before, and nothing is to be \
-         done. To join again all the same, use a new token: {refusal}",
+        "node {node} has joined until {}, when the certificate in {} ends; the agent renews it long before, so there is nothing \
+         to do. To join again anyway, use a new token: {refusal}",
         humantime::format_rfc3339_seconds(*not_after), dir.display()
     )]
     JoinedAlready {
