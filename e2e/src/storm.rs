@@ -6,7 +6,7 @@
 //!               ├─ weather   strikes and heals: programs, links, API server, registries, disks, clocks
 //!               ├─ people    create, edit, throttle, suspend, cancel, retry and delete jobs; secrets, nodes, reports
 //!               ├─ observer  watches every job, and notes each promise that is broken
-//!               └─ calm      heals all, waits for every job to end, and looks at what is left
+//!               └─ calm      heals all, waits for every job to end, and checks the leftovers
 //! ```
 //!
 //! The seed decides on the faults, their targets, times and durations. It's printed, and the same seed gives the same

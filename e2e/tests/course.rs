@@ -308,7 +308,7 @@ async fn only_mutable_fields_change_a_job() -> Result<()> {
         job.until("it is valid again", |status| valid(status).is_some_and(|(status, _)| status == "True"))
             .await?;
     }
-    // A change while no cloudcore runs is refused as well, and the job goes on with what it began with.
+    // A change while no cloudcore runs is refused as well, and the job continues with its initial fields.
     cloud.kill9()?;
     job.patch_spec(
         json!({"imagePrePullTemplate": {"images": ["harbor.example/other:v1"], "concurrency": 6}}),

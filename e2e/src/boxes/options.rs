@@ -38,7 +38,7 @@ pub struct Options {
     /// Bits a second of the uplink in each direction, as 20mbit or 512kbit
     #[arg(long, default_value = "10mbit", value_name = "RATE", value_parser = rate)]
     pub rate: u64,
-    /// Time from one end of the uplink to the other. What goes through to registry and cloud is held up; TCP on the uplink
+    /// Time from one end of the uplink to the other. Traffic to registry and cloud is delayed; TCP on the uplink
     /// itself has a short round trip
     #[arg(long, default_value = "0ms", value_name = "TIME", value_parser = humantime::parse_duration)]
     #[serde(serialize_with = "as_time")]

@@ -38,7 +38,7 @@ pub(super) const IMAGES: [DemoImage; 6] = [
     DemoImage { path: "shop/queue:v1", layers: &[2 * MB, MB] },
 ];
 
-/// What is expected of a job: the nodes that pull, and registry and path of each image as the job names it.
+/// The expectations of a job: the nodes that pull, and registry and path of each image as the job names it.
 pub(super) struct Plan {
     pub(super) name: &'static str,
     pub(super) nodes: &'static [&'static str],

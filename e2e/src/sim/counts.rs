@@ -35,7 +35,7 @@ pub(super) struct Counts {
     born: Instant,
 }
 
-/// What a fleet has done since its start.
+/// Counts of a fleet since its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tally {
     /// Sessions that are up now.

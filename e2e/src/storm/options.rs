@@ -19,7 +19,7 @@ pub struct Options {
     /// Simulated edges, beside three real nodes
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u16).range(10..=2000))]
     pub edges: u16,
-    /// What strikes, whom and when. By default another one each time; it is printed
+    /// Seed of the faults, their targets and times. By default a random one; it is printed
     #[arg(long, env = "PREPULL_STORM_SEED")]
     pub seed: Option<u64>,
     /// A directory with the edgecore-prepull of an earlier release, which nodes run at times (BEFORE=REVISION makes it)

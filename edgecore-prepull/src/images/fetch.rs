@@ -67,7 +67,7 @@ pub use room::RoomRules;
 /// Settings for downloads of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FetchSettings {
-    /// Who downloads.
+    /// The program that downloads.
     pub mode: FetchMode,
     /// Limit in bytes a second, over all pulls of the node.
     pub max_rate: Option<NonZeroU64>,
