@@ -173,10 +173,10 @@ fn all_edges_share_one_list_of_jobs() {
     world.controller.handle(job_with(pinned(), 1, None), world.now);
     world.settle();
     for node in ["a", "b", "c"] {
-        world.up_with_pins(node, &["uid"]);
+        world.up_with_pins(node, &[UID]);
     }
     world.sent.clear();
-    world.controller.handle(Input::JobGone(JobUid("uid".to_owned())), world.now);
+    world.controller.handle(Input::JobGone(JobUid(UID.to_owned())), world.now);
     world.settle();
     let lists = world.sent.iter().filter_map(|(_, message)| match message {
         CloudMessage::Unpin { jobs } => Some(jobs),
