@@ -32,6 +32,7 @@ pub mod edges {
 mod kube_api {
     pub(crate) mod cluster;
     mod connection;
+    pub(crate) mod consents;
     pub(crate) mod definitions;
     pub(crate) mod events;
     #[cfg(test)]
@@ -48,6 +49,7 @@ mod kube_api {
     mod object_write;
     pub(crate) mod recall;
     pub(crate) mod refusal;
+    mod report_object;
     pub(crate) mod secrets;
     pub(crate) mod status_writer;
     mod stored_job;
@@ -57,5 +59,6 @@ mod kube_api {
 
 pub mod run;
 
-pub use commands::args::{Cli, ConsentArgs, SiteArgs};
+pub use commands::args::Cli;
 pub use commands::plan::{Output, PlanArgs, SizeArgs, run as print_plan};
+pub use commands::shared_args::{ConsentArgs, SiteArgs};

@@ -41,6 +41,8 @@ pub mod boxes;
 pub mod browser;
 pub mod certs;
 pub mod chance;
+#[cfg(test)]
+mod circles;
 pub mod cleanup;
 pub mod cloud;
 pub mod cluster;

@@ -12,11 +12,11 @@ use crate::commands::nodes::NodesArgs;
 use crate::commands::run::RunArgs;
 use crate::commands::status::StatusArgs;
 use crate::commands::tokens::TokensArgs;
-use crate::commands::ui::UiArgs;
 use crate::commands::verify::VerifyArgs;
 use crate::commands::why::WhyArgs;
 use crate::name::OwnJob;
 use crate::session::GlobalArgs;
+use crate::ui::command::UiArgs;
 
 /// Starts, follows and mends image pre-pull jobs.
 #[derive(Debug, Parser)]

@@ -2,6 +2,7 @@
 //! jobs, which are summed, listed and shown in the same way.
 
 mod events;
+pub(crate) mod follow;
 mod records;
 #[cfg(test)]
 mod tests;

@@ -51,7 +51,6 @@ mod commands {
     pub(crate) mod status;
     pub(crate) mod suspend;
     pub(crate) mod tokens;
-    pub(crate) mod ui;
     pub(crate) mod verify;
     pub(crate) mod why;
 }
@@ -63,7 +62,7 @@ mod progress {
     pub(crate) mod look;
     pub(crate) mod pace;
     pub(crate) mod render;
-    mod show;
+    pub(crate) mod show;
     pub(crate) mod tally;
     #[cfg(test)]
     mod tests;
@@ -73,13 +72,14 @@ mod progress {
 /// The page of `ui`: who may ask, what is known, and what is sent.
 mod ui {
     mod assets;
+    pub(crate) mod command;
     mod feed;
-    pub(crate) mod guard;
+    mod guard;
     mod known;
     pub(crate) mod peer;
     mod rows;
-    pub(crate) mod server;
-    pub(crate) mod watching;
+    mod server;
+    mod watching;
 }
 
 pub use run::main;

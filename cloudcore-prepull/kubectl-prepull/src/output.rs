@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 
 use anyhow::Context;
+use clap::ValueEnum;
 use kube::Resource;
 use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::text::is_display_control;
@@ -11,7 +12,19 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::screen::guard;
-use crate::session::Output;
+
+/// What is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Output {
+    /// JSON for programs
+    Json,
+    /// YAML for programs
+    Yaml,
+    /// Only names, as kubectl takes them
+    Name,
+    /// Text for people, with more columns
+    Wide,
+}
 
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();

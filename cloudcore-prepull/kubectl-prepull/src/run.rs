@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 use crate::cli::{Cli, Command};
 use crate::cluster::Cluster;
@@ -11,6 +11,7 @@ use crate::complete;
 use crate::problem;
 use crate::screen::Screen;
 use crate::session::{Ended, Session};
+use crate::ui;
 
 const FAILED: u8 = 1;
 /// The exit status of a wrong usage, which is also clap's.
@@ -45,7 +46,7 @@ fn block_on(work: impl Future<Output = anyhow::Result<Ended>>) -> anyhow::Result
 
 async fn run(session: &Session, command: Command) -> anyhow::Result<Ended> {
     if let Command::Completion(args) = command {
-        return commands::completion::run(&args);
+        return commands::completion::run(&args, Cli::command());
     }
     let cluster = Cluster::connect(&session.global).await?;
     let outcome = match command {
@@ -61,7 +62,7 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<Ended> {
         Command::Cancel(args) => commands::cancel::run(session, &cluster, &args).await,
         Command::Nodes(args) => commands::nodes::run(session, &cluster, &args).await,
         Command::Why(args) => commands::why::run(session, &cluster, &args).await,
-        Command::Ui(args) => return Box::pin(commands::ui::run(session, cluster, &args)).await,
+        Command::Ui(args) => return Box::pin(ui::command::run(session, cluster, &args)).await,
         Command::Tokens(args) => commands::tokens::run(session, &cluster, args).await,
         Command::Node(args) => commands::node::run(&cluster, args).await,
         Command::Check(args) => commands::check::run(session, &cluster, &args).await,

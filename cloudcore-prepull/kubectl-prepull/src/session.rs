@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde::Serialize;
 
-use crate::output::{Format, print, print_object};
+use crate::output::{Format, Output, print, print_object};
 use crate::screen::Screen;
 
 #[derive(Clone, Debug, Default, Args)]
@@ -25,19 +25,6 @@ pub(crate) struct GlobalArgs {
     /// No colours. There are none either where the output is no terminal or `NO_COLOR` is set.
     #[arg(long, global = true)]
     pub(crate) no_color: bool,
-}
-
-/// What is printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Output {
-    /// JSON for programs
-    Json,
-    /// YAML for programs
-    Yaml,
-    /// Only names, as kubectl takes them
-    Name,
-    /// Text for people, with more columns
-    Wide,
 }
 
 /// What every command gets.

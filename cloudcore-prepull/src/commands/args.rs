@@ -9,15 +9,15 @@ use clap_complete::Shell;
 use ipnet::IpNet;
 use prepull_api::selector::Selector;
 use prepull_api::task::NodeName;
-use prepull_engine::sites::{SITE_LABEL, SiteSettings};
 use prepull_program::log::LogArgs;
 
 use crate::commands::ca::CaCommand;
 use crate::commands::node::NodeCommand;
+use crate::commands::otlp_endpoint::OtlpEndpoint;
 use crate::commands::plan::PlanArgs;
+use crate::commands::shared_args::{ConsentArgs, SiteArgs};
 use crate::commands::token::TokenCommand;
 use crate::kube_api::leader::{Timing, TimingError};
-use crate::run::traces::OtlpEndpoint;
 
 /// Plans image pre-pull jobs and dispatches them to edge nodes.
 #[derive(Debug, Parser)]
@@ -94,29 +94,6 @@ pub(crate) struct ClusterArgs {
     /// The namespace of cloudcore-prepull, which holds the Secrets of its CA and its tokens.
     #[arg(long, global = true, value_name = "NAME", value_parser = parse_namespace, env = "POD_NAMESPACE", default_value = "prepull-system")]
     pub(crate) namespace: String,
-}
-
-/// The flags of sites.
-#[derive(Clone, Debug, Args)]
-pub struct SiteArgs {
-    /// Label of the Nodes whose value is their site: the nodes of a site may share what they download
-    #[arg(long, value_name = "LABEL", default_value = SITE_LABEL, env = "PREPULL_SITE_LABEL")]
-    site_label: String,
-    /// Let the nodes of a site download each layer once and share it, also for jobs that do not say so, and for Kruise's
-    #[arg(long, env = "PREPULL_SHARE_WITHIN_SITE")]
-    share_within_site: bool,
-}
-
-impl Default for SiteArgs {
-    fn default() -> Self {
-        Self { site_label: SITE_LABEL.to_owned(), share_within_site: false }
-    }
-}
-
-impl SiteArgs {
-    pub(crate) fn settings(&self) -> SiteSettings {
-        SiteSettings { label: self.site_label.clone(), share_by_default: self.share_within_site }
-    }
 }
 
 /// The flags of `cloudcore-prepull run`.
@@ -289,19 +266,6 @@ fn parse_advertised(text: &str) -> Result<String, String> {
     let valid = crate::edges::pki::is_server_name(text);
     let reason = "neither a DNS name nor an IP address (without a port)";
     valid.then(|| text.to_owned()).ok_or_else(|| reason.to_owned())
-}
-
-/// The flag that says whether a secret serves only those whom its owner allows. On by default, so that whoever forgets it
-/// is safe.
-#[derive(Clone, Copy, Debug, Args)]
-pub struct ConsentArgs {
-    /// Use a registry secret only for the jobs that its annotation prepull.kubeedge.io/allow names. With `false`, as in
-    /// KubeEdge, whoever may create a job has every registry secret that cloudcore-prepull may read.
-    #[arg(
-        long, value_name = "BOOL", env = "PREPULL_REQUIRE_SECRET_CONSENT", action = ArgAction::Set,
-        default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true"
-    )]
-    pub require_secret_consent: bool,
 }
 
 #[derive(Clone, Copy, Debug, Args)]

@@ -24,7 +24,7 @@ use prepull_engine::shared::node_view::NodeView;
 use prepull_registry::manifest::Platform;
 use serde::Serialize;
 
-use crate::commands::args::{ConsentArgs, SiteArgs};
+use crate::commands::shared_args::{ConsentArgs, SiteArgs};
 
 mod cluster;
 mod definition;

@@ -31,6 +31,7 @@ use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::oid_registry::{OID_EC_P256, OID_KEY_TYPE_EC_PUBLIC_KEY};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
+pub(crate) use ca_set::CaCensus;
 pub use ca_set::CaSet;
 pub use prepull_admission::KeyHash;
 pub use rotation::Rotation;

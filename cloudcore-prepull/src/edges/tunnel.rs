@@ -24,4 +24,3 @@ mod trust;
 pub(crate) use eviction::end_sessions;
 pub use registry::{SendError, Sessions};
 pub use settings::Settings;
-pub(crate) use trust::CaCensus;

@@ -21,7 +21,7 @@ use tracing::warn;
 use crate::kube_api::cluster::read_with_retry;
 use crate::kube_api::object_write::Failure;
 use crate::kube_api::refusal::explain;
-use crate::kube_api::status_writer::report_name;
+use crate::kube_api::report_object::report_name;
 use crate::kube_api::stored_job::StoredJob;
 
 /// Requests at the same time: a leader that starts may read thousands of objects, and some have a megabyte.

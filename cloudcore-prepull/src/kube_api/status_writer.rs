@@ -20,13 +20,11 @@ use crate::kube_api::events::Events;
 use crate::kube_api::field_manager::post_params;
 use crate::kube_api::object_write::{self, Endpoint, Failure, Target};
 use crate::kube_api::recall::read_job;
+use crate::kube_api::report_object::{report_name, report_object};
 
 mod refused;
-mod report;
 
 use refused::Refused;
-use report::report_object;
-pub(crate) use report::{report_id, report_name};
 
 /// The answer to a written report: not the whole of it again.
 const METADATA_ONLY: &str =

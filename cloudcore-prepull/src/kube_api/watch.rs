@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 
 use crate::kube_api::events::Events;
 use crate::kube_api::refusal::{FailureLog, explain};
-use crate::kube_api::status_writer::report_id;
+use crate::kube_api::report_object::report_id;
 use crate::kube_api::stored_job::StoredJob;
 
 /// The reason of the event on a job that is left to KubeEdge.

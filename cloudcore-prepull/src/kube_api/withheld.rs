@@ -4,21 +4,12 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use futures::future::join_all;
 use parking_lot::Mutex;
-use prepull_api::credentials::SecretUser;
 use prepull_api::overriders::SecretRef;
 use prepull_api::task::JobUid;
-use prepull_engine::engine::Input;
-use prepull_engine::prepull::controller;
-use tokio::sync::mpsc;
 use tracing::warn;
 
-use crate::kube_api::secrets::Secrets;
-
-/// Between two looks at the secrets that jobs wait for. Whoever has annotated one watches for what happens.
-const LOOK: Duration = Duration::from_secs(2);
-/// Jobs and secrets that are looked at. Each secret is one request in [`LOOK`]. Whoever makes jobs for more of them gains
+/// Jobs and secrets that are looked at. Each secret is one request in two seconds. Whoever makes jobs for more of them gains
 /// nothing: the nodes of any further job try again by themselves, within a minute.
 const WAITS: usize = 64;
 /// A job whose nodes have not asked for a secret for so long does not wait any more: they ask once a minute.
@@ -72,7 +63,7 @@ impl Withheld {
     }
 
     /// The waits of now, by secret.
-    fn by_secret(&self, now: Instant) -> HashMap<SecretRef, Vec<(JobUid, String)>> {
+    pub(crate) fn by_secret(&self, now: Instant) -> HashMap<SecretRef, Vec<(JobUid, String)>> {
         let mut waits = self.waits.lock();
         waits.retain(|_, wait| now < wait.asked + FORGOTTEN_AFTER);
         let mut by_secret: HashMap<_, Vec<_>> = HashMap::new();
@@ -82,31 +73,9 @@ impl Withheld {
         by_secret
     }
 
-    fn end(&self, secret: &SecretRef, job: &JobUid) {
+    pub(crate) fn end(&self, secret: &SecretRef, job: &JobUid) {
         let mut waits = self.waits.lock();
         waits.remove(&(secret.clone(), job.clone()));
-    }
-}
-
-/// Looks at the secrets that jobs wait for, and tells the engine of each that a job may use now. Nothing else that happens
-/// to a secret reaches the job, whose author may not know that there is one.
-pub(crate) async fn watch_for_consents(secrets: Secrets, inputs: mpsc::Sender<Input>) {
-    loop {
-        tokio::time::sleep(LOOK).await;
-        let looks = secrets.withheld().by_secret(Instant::now()).into_iter().map(async |(secret, jobs)| {
-            let found = secrets.look_again(&secret).await;
-            (found, secret, jobs)
-        });
-        for (found, secret, jobs) in join_all(looks).await {
-            let Some(found) = found else { continue };
-            for (job, name) in jobs {
-                if found.is_allowed_to(SecretUser::Job(&name)) {
-                    secrets.withheld().end(&secret, &job);
-                    let secret = secret.to_string();
-                    let _ = inputs.send(controller::Input::SecretAllowed { job, secret }.into()).await;
-                }
-            }
-        }
     }
 }
 

@@ -12,11 +12,12 @@ use rustls_pki_types::CertificateDer;
 use tracing::{error, info};
 
 use crate::edges::EdgeMetrics;
+use crate::edges::pki::CaCensus;
 use crate::edges::pki::published::{Progress, Published, rfc3339};
 use crate::edges::pki::rotation::{Due, Rotation, Step};
 use crate::edges::pki::store::{CaStore, Stored};
 use crate::edges::pki::{CaSet, PkiError, ServerIdentity};
-use crate::edges::tunnel::{CaCensus, Sessions};
+use crate::edges::tunnel::Sessions;
 use crate::kube_api::refusal::{FailureLog, explain};
 
 /// The time between two looks at the Secret or the files. Whoever rotates waits for it; it is one small read.

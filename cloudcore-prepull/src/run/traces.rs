@@ -5,7 +5,6 @@
 //!  Core ─ EndedTask ─▶ Traces ─ spans ─▶ queue ─▶ send ─▶ collector
 //! ```
 
-mod endpoint;
 mod spans;
 
 use std::sync::Arc;
@@ -26,9 +25,8 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
 use super::metrics::Metrics;
+use crate::commands::otlp_endpoint::OtlpEndpoint;
 use crate::kube_api::refusal::FailureLog;
-
-pub(crate) use endpoint::OtlpEndpoint;
 
 /// Traces that wait to be sent. Beyond them a collector is too slow, or away: they are lost, and counted.
 const QUEUE: usize = 4096;

@@ -5,9 +5,11 @@ mod conditions;
 use prepull_api::crd::report::{MAX_NODES_IN_REPORT, ReportBody};
 use prepull_api::crd::status::{MAX_NODES_IN_STATUS, NodePhase, NodeStatus, Summary};
 
+/// Number of the first attempt in the first run of a job.
+pub const FIRST_ATTEMPT: u32 = 1;
+
 pub(crate) use self::conditions::{FAILED, FINISHED, SUSPENDED};
 pub use self::conditions::{OtherSpec, Situation, conditions};
-use crate::prepull::rollout::FIRST_ATTEMPT;
 
 /// Bytes of `nodeStatus` as JSON, at most: with what else is in the object it stays below the 256 KiB that an
 /// object of a large job may have, and far below etcd's 1.5 MiB. Where the images of all nodes do not fit, the

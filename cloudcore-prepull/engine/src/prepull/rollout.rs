@@ -23,7 +23,7 @@ use prepull_api::crd::status::{FailureCount, NodeClock, NodePhase, NodeStatus, R
 use prepull_api::failure::FailureCode;
 use prepull_api::task::NodeName;
 
-use crate::prepull::aggregate::in_phase;
+use crate::prepull::aggregate::{FIRST_ATTEMPT, in_phase};
 use crate::prepull::download::WindowRule;
 use crate::prepull::validate::{Ratio, Step};
 use crate::shared::delay_queue::DelayQueue;
@@ -49,9 +49,6 @@ use waves::Waves;
 /// The grace for the report of a timeout to arrive: the edge ends the task at `timeoutSeconds` and says so; only a node
 /// that is silent for this much longer becomes Unknown.
 pub const REPORT_GRACE: Duration = Duration::from_secs(2);
-
-/// Number of the first attempt in the first run of a job.
-pub const FIRST_ATTEMPT: u32 = 1;
 
 /// The reasons of pending nodes that do not start although the concurrency allows it.
 const OFFLINE: &str = "offline: its edgecore-prepull is not connected";

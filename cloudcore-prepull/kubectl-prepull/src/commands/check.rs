@@ -13,9 +13,10 @@ use jiff::Timestamp;
 use crate::checklist::{Mark, lines};
 use crate::cluster::Cluster;
 use crate::edges::SystemArgs;
+use crate::output::Output;
 use crate::problem::WrongUsage;
 use crate::screen::{Screen, Tone, wrap};
-use crate::session::{Ended, Output, Session};
+use crate::session::{Ended, Session};
 use judge::{Checked, judge};
 
 /// The arguments of `check`.

@@ -1,9 +1,8 @@
 //! `kubectl prepull completion`.
 
-use clap::{Args, CommandFactory};
+use clap::{Args, Command};
 use clap_complete::Shell;
 
-use crate::cli::Cli;
 use crate::session::Ended;
 
 /// The arguments of `completion`.
@@ -16,11 +15,12 @@ pub(crate) struct CompletionArgs {
     shell: Shell,
 }
 
-pub(crate) fn run(args: &CompletionArgs) -> anyhow::Result<Ended> {
+/// Prints the script for `command`, the whole program.
+pub(crate) fn run(args: &CompletionArgs, command: Command) -> anyhow::Result<Ended> {
     let mut script = Vec::new();
     clap_complete::generate(
         args.shell,
-        &mut Cli::command().bin_name("kubectl-prepull"),
+        &mut command.bin_name("kubectl-prepull"),
         "kubectl-prepull",
         &mut script,
     );

@@ -14,9 +14,9 @@ use prepull_api::task::NodeName;
 
 use crate::cluster::Cluster;
 use crate::edges::{SystemArgs, pages};
+use crate::output::Output;
 use crate::output::{Format, print, print_object};
 use crate::problem::WrongUsage;
-use crate::session::Output;
 use crate::session::{Ended, Session};
 use table::Table;
 

@@ -7,8 +7,9 @@ use jiff::Timestamp;
 
 use crate::cluster::Cluster;
 use crate::kruise;
+use crate::kruise::follow::follow_kruise;
 use crate::name::JobName;
-use crate::progress::follow::{follow, follow_kruise};
+use crate::progress::follow::follow;
 use crate::progress::look::look;
 use crate::progress::render::render;
 use crate::progress::view::View;

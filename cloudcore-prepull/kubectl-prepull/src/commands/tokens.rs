@@ -11,9 +11,9 @@ use serde::Serialize;
 
 use crate::cluster::Cluster;
 use crate::edges::SystemArgs;
+use crate::output::Output;
 use crate::output::print_object;
 use crate::problem::{self, MissingRight};
-use crate::session::Output;
 use crate::session::{Ended, Session};
 
 /// The arguments of `tokens`.

@@ -22,9 +22,7 @@ use super::view::View;
 use crate::amounts::duration;
 use crate::cluster::Cluster;
 use crate::jobs::{self, REPORTS_OF_A_PAGE};
-use crate::kruise;
 use crate::listing::{Change, Listing};
-use crate::name::KruiseName;
 use crate::problem;
 use crate::session::{Ended, Session};
 
@@ -32,9 +30,6 @@ use crate::session::{Ended, Session};
 const FRAME: Duration = Duration::from_millis(200);
 /// How often what has changed is printed elsewhere: a job that ends a hundred nodes a second has no line for each.
 const LINE: Duration = Duration::from_secs(1);
-
-/// How often a job of OpenKruise is asked for: each look reads all NodeImages, a second's work for ten thousand.
-const POLL: Duration = Duration::from_secs(3);
 
 /// Follows a job until it has ended, or for at most `limit`.
 pub(crate) async fn follow(
@@ -56,51 +51,8 @@ pub(crate) async fn follow(
     Ok(ended)
 }
 
-/// Follows a job of OpenKruise in the same way. It is asked for again and again: what it says of its nodes is in an object of
-/// each, and a watch would hear of every other image of them.
-pub(crate) async fn follow_kruise(
-    session: &Session,
-    cluster: &Cluster,
-    name: &KruiseName,
-    limit: Option<Duration>,
-) -> anyhow::Result<Ended> {
-    let mut show = Show::new(session);
-    let mut last = kruise::look(cluster, name).await?.view(Timestamp::now());
-    let ended = bounded(ask_until_over(cluster, name, &mut show, &mut last), limit).await?;
-    show.clear();
-    if matches!(ended, Ended::Done | Ended::Failed) {
-        show.last(&last)?;
-    }
-    note_that_it_goes_on(ended, &last.named(), limit);
-    Ok(ended)
-}
-
-async fn ask_until_over(
-    cluster: &Cluster,
-    name: &KruiseName,
-    show: &mut Show,
-    last: &mut View,
-) -> anyhow::Result<Ended> {
-    loop {
-        show.now(last)?;
-        if last.is_over {
-            return Ok(if last.phase == JobPhase::Completed { Ended::Done } else { Ended::Failed });
-        }
-        tokio::time::sleep(POLL).await;
-        match kruise::look_again(cluster, name).await {
-            Ok(Some(seen)) => {
-                show.connected();
-                *last = seen.view(Timestamp::now());
-            }
-            Ok(None) => bail!("job {name} was deleted while it was followed"),
-            Err(error) if problem::is_lasting(&error) => return Err(error),
-            Err(error) => show.disconnected(&error),
-        }
-    }
-}
-
 /// The end of the work, of the time, or of the person's patience.
-async fn bounded(
+pub(crate) async fn bounded(
     work: impl Future<Output = anyhow::Result<Ended>>,
     limit: Option<Duration>,
 ) -> anyhow::Result<Ended> {
@@ -114,7 +66,7 @@ async fn bounded(
     }
 }
 
-fn note_that_it_goes_on(ended: Ended, name: &str, limit: Option<Duration>) {
+pub(crate) fn note_that_it_goes_on(ended: Ended, name: &str, limit: Option<Duration>) {
     let goes_on = format!("job {name} goes on: kubectl prepull status {name} --watch follows it again");
     match ended {
         Ended::Done | Ended::Failed => {}

@@ -5,10 +5,10 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use super::lines::Lines;
 use super::render::render;
 use super::view::View;
+use crate::output::Output;
 use crate::output::{Format, print, print_object};
 use crate::problem;
 use crate::screen::Screen;
-use crate::session::Output;
 use crate::session::Session;
 
 pub(crate) struct Show {

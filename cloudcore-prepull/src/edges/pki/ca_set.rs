@@ -135,3 +135,19 @@ fn public_key(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
     let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
     parsed.is_ca().then(|| parsed.public_key().raw.to_vec())
 }
+
+/// How far the connected edges are in a rotation, or with the new subject.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct CaCensus {
+    /// Edges with a session.
+    pub(crate) connected: usize,
+    /// Those that trust exactly the CAs that are to be trusted.
+    pub(crate) informed: usize,
+    /// Those whose certificate is of the CA that signs.
+    pub(crate) renewed: usize,
+    /// Those whose agent is too old to be told of another CA.
+    pub(crate) unable: usize,
+    /// Those whose certificate has the subject of release 0.1.
+    pub(crate) old_subject: usize,
+}

@@ -12,7 +12,7 @@ pub(crate) use prepull_admission::ca::CA_CONFIG_MAP;
 use serde::{Deserialize, Serialize};
 
 use super::rotation::Step;
-use crate::edges::tunnel::CaCensus;
+use crate::edges::pki::CaCensus;
 use crate::kube_api::field_manager::post_params;
 
 /// A [`Progress`] as JSON.

@@ -17,7 +17,7 @@ use k8s_openapi::ByteString;
 
 use super::ca_set::{CaSet, certificates_of_pem};
 use super::{Authority, PkiError};
-use crate::edges::tunnel::CaCensus;
+use crate::edges::pki::CaCensus;
 
 /// The signer. A release that knows no rotations reads these two alone.
 pub(super) const CERTIFICATE: &str = "tls.crt";

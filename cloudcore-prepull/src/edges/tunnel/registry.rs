@@ -13,10 +13,10 @@ use prepull_tunnel::{CloseCode, Utf8Bytes};
 use tokio::time::Instant;
 
 use super::outbox::{Close, Outbox, PushError};
-use super::trust::{CaCensus, SessionTrust};
+use super::trust::SessionTrust;
 use crate::edges::directory::Directory;
 use crate::edges::log_rate::NodeLogRate;
-use crate::edges::pki::{CaSet, KeyHash};
+use crate::edges::pki::{CaCensus, CaSet, KeyHash};
 use crate::edges::tickets::Tickets;
 
 /// The rate at which a drain lets edges come back. A full TLS handshake takes about a millisecond of a core, so

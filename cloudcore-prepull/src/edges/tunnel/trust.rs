@@ -6,8 +6,8 @@ use parking_lot::Mutex;
 use prepull_api::enroll::{SubjectForm, unhex};
 use prepull_api::wire::{CloudMessage, Hello, TrustedCas};
 
-use crate::edges::pki::CaSet;
 use crate::edges::pki::ca_set::Fingerprint;
+use crate::edges::pki::{CaCensus, CaSet};
 
 /// The rate at which a fleet renews its certificates for another CA: each is two handshakes, of some milliseconds of a
 /// core, beside all other work.
@@ -22,22 +22,6 @@ pub(super) struct SessionTrust {
     has_old_subject: bool,
     /// The hash of the bundle that the node has; none where the agent cannot be told of another one.
     bundle: Mutex<Option<Fingerprint>>,
-}
-
-/// How far the connected edges are in a rotation, or with the new subject.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct CaCensus {
-    /// Edges with a session.
-    pub(crate) connected: usize,
-    /// Those that trust exactly the CAs that are to be trusted.
-    pub(crate) informed: usize,
-    /// Those whose certificate is of the CA that signs.
-    pub(crate) renewed: usize,
-    /// Those whose agent is too old to be told of another CA.
-    pub(crate) unable: usize,
-    /// Those whose certificate has the subject of release 0.1.
-    pub(crate) old_subject: usize,
 }
 
 impl SessionTrust {

@@ -5,8 +5,9 @@ use prepull_api::crd::report::ReportBody;
 use prepull_api::crd::status::{NodePhase, NodeStatus};
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{JobUid, NodeName, Task, TaskId, TaskOutcome};
+use prepull_engine::prepull::aggregate::FIRST_ATTEMPT;
 use prepull_engine::prepull::controller::Dispatch;
-use prepull_engine::prepull::rollout::{FIRST_ATTEMPT, is_rechecking};
+use prepull_engine::prepull::rollout::is_rechecking;
 use prepull_engine::prepull::validate::Step;
 
 use super::{Check, GRACE, RECHECK, deadline, is_final};

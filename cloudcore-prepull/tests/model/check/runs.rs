@@ -3,7 +3,7 @@
 use prepull_api::crd::job::ImagePrePullJobSpec;
 use prepull_api::crd::status::{ImagePrePullJobStatus, NodePhase};
 use prepull_api::task::JobUid;
-use prepull_engine::prepull::rollout::FIRST_ATTEMPT;
+use prepull_engine::prepull::aggregate::FIRST_ATTEMPT;
 use prepull_engine::shared::reasons;
 
 use super::Check;

@@ -12,7 +12,7 @@ use super::fleet::Fleet;
 use super::kind::{self, Object};
 use super::lifecycle::Lifecycle;
 use super::pods::Pods;
-use super::registry::Running;
+use super::registry::{Registry, Running};
 use super::run::Run;
 use super::{EarlyTagStates, Effects, metadata, status};
 use crate::kruise::rules;
@@ -32,6 +32,17 @@ impl Running for PullJob {
 
     fn lifecycle(&mut self) -> &mut Lifecycle<ImagePullJob> {
         &mut self.lifecycle
+    }
+}
+
+impl Registry<PullJob> {
+    /// Changes what runs of each job, and marks the jobs that it concerns.
+    pub(super) fn change_runs(&mut self, change: impl Fn(&mut Run) -> bool) {
+        for (uid, job) in &mut self.running {
+            if job.run.as_mut().is_some_and(&change) {
+                self.agenda.mark(uid);
+            }
+        }
     }
 }
 

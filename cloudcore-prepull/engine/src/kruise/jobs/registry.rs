@@ -10,8 +10,6 @@ use super::finished::Finished;
 use super::kind::{self, JobKind, Object};
 use super::lifecycle::Lifecycle;
 use super::metadata;
-use super::pull_job::PullJob;
-use super::run::Run;
 use crate::shared::agenda::Agenda;
 use crate::shared::objects::ObjectId;
 use crate::shared::outcomes::WriteOutcome;
@@ -148,16 +146,5 @@ impl<R: Running> Registry<R> {
             fx.emit(R::Kind::delete(id));
         }
         self.agenda.wake(uid, finished.delete_due());
-    }
-}
-
-impl Registry<PullJob> {
-    /// Changes what runs of each job, and marks the jobs that it concerns.
-    pub(super) fn change_runs(&mut self, change: impl Fn(&mut Run) -> bool) {
-        for (uid, job) in &mut self.running {
-            if job.run.as_mut().is_some_and(&change) {
-                self.agenda.mark(uid);
-            }
-        }
     }
 }

@@ -54,7 +54,6 @@ use events::JobEvents;
 use members::{Members, Prepared};
 use output::Output;
 use spec::SpecState;
-pub(super) use start::is_end_unknown;
 
 type Nodes = BTreeMap<NodeName, NodeView>;
 

@@ -5,12 +5,12 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use prepull_api::crd::job::ImagePrePullJobSpec;
 use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase};
 
-use super::job::is_end_unknown;
 use super::{JobObject, UnreadableJob, rest_of};
+use crate::prepull::aggregate::FINISHED;
 
 /// How long after its end a job still records late results. A later result is acknowledged, and written nowhere: its
 /// images concern the next job.
@@ -30,6 +30,12 @@ pub(super) struct Parked {
     pub(super) pins: bool,
     /// While the job and its reports are being read, the newest object that is known: it may be edited in that time.
     pub(super) recalled: Option<JobObject>,
+}
+
+/// Whether the job has ended, and that says nothing of its spec as it is now: see `SpecState::is_other`.
+pub(super) fn is_end_unknown(status: &ImagePrePullJobStatus) -> bool {
+    let is_it = |condition: &Condition| condition.type_ == FINISHED && condition.status == "Unknown";
+    status.conditions.iter().any(is_it)
 }
 
 impl Parked {

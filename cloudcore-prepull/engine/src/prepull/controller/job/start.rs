@@ -4,7 +4,6 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
 use prepull_api::crd::report::{ImagePrePullReport, ReportBody};
 use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodeStatus, Summary};
@@ -17,10 +16,11 @@ use super::stored::{Asked, Resumed, StoredRecords, known_rounds};
 use super::{
     Course, Job, JobEvents, Members, Nodes, Output, SpecState, Waiting, generation_of, spec, uid_of,
 };
-use crate::prepull::aggregate::FINISHED;
+use crate::prepull::aggregate::FIRST_ATTEMPT;
+use crate::prepull::controller::parked::is_end_unknown;
 use crate::prepull::download::WindowRule;
 use crate::prepull::plan;
-use crate::prepull::rollout::{FIRST_ATTEMPT, Rollout, Settings, is_missing};
+use crate::prepull::rollout::{Rollout, Settings, is_missing};
 use crate::prepull::validate::{self, ValidatedJob};
 use crate::shared::counted::counted_len;
 use crate::shared::objects::ObjectId;
@@ -271,12 +271,6 @@ impl Job {
         self.events.emit_warning(reason, message, effects);
         self.output.touch_status(Pace::Now);
     }
-}
-
-/// Whether the job has ended, and that says nothing of its spec as it is now: see [`SpecState::is_other`].
-pub(in crate::prepull::controller) fn is_end_unknown(status: &ImagePrePullJobStatus) -> bool {
-    let is_it = |condition: &Condition| condition.type_ == FINISHED && condition.status == "Unknown";
-    status.conditions.iter().any(is_it)
 }
 
 fn has_eligible(job: &ValidatedJob, nodes: &Nodes) -> bool {

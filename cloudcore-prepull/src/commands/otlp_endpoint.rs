@@ -29,11 +29,11 @@ impl FromStr for OtlpEndpoint {
 
 impl OtlpEndpoint {
     /// The address for traces, as the specification of OTLP makes it of the base address.
-    pub(super) fn traces(&self) -> String {
+    pub(crate) fn traces(&self) -> String {
         format!("{}/v1/traces", self.0.to_string().trim_end_matches('/'))
     }
 
-    pub(super) fn client(
+    pub(crate) fn client(
         &self,
         limit: Duration,
     ) -> anyhow::Result<HyperClient<HttpsConnector<HttpConnector>>> {

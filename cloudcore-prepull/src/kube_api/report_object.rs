@@ -30,7 +30,7 @@ pub(crate) fn report_id(metadata: &ObjectMeta) -> (JobUid, u32) {
 }
 
 /// A report as it is written: owned by its job, and to be found by two labels.
-pub(super) fn report_object(
+pub(crate) fn report_object(
     job: &JobUid,
     name: &str,
     version: Option<String>,
