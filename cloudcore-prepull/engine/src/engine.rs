@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use prepull_api::crd::status::{JobPhase, Summary};
 use prepull_api::selector::Selector;
 use prepull_api::sites::Blobs;
-use prepull_api::task::{NodeName, TaskId};
+use prepull_api::task::{NodeName, TaskId, TaskOutcome, TaskResult};
 use prepull_api::wire::{EdgeMessage, Hello};
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +18,7 @@ use crate::prepull::controller::{self, Controller};
 use crate::shared::in_hand::TaskInHand;
 use crate::shared::node_view::NodeView;
 use crate::shared::session::SessionEvent;
-use crate::sites::{Directions, NOT_SHARED, Shared, SiteSettings, Sites};
+use crate::sites::{Directions, NOT_SHARED, Shared, SiteEvent, SiteReport, SiteSettings, Sites};
 
 /// What happened.
 #[derive(Debug, Serialize, Deserialize)]
@@ -130,8 +130,8 @@ impl Engine {
                     self.prepull.handle(input, now);
                 }
                 self.listed.jobs |= self.has_jobs && !self.prepull.is_loading();
-                for shared in self.prepull.take_new_rates() {
-                    self.sites.limit(&shared, now);
+                for (job, max_rate) in self.prepull.take_new_rates() {
+                    self.sites.limit(&job, max_rate, now);
                 }
             }
             Input::Kruise(input) => {
@@ -215,6 +215,11 @@ impl Engine {
             Prepull::Node(node) => self.sites.set_labels(&node.name, Some(&node.labels), now),
             Prepull::NodeGone(node) => self.sites.set_labels(node, None, now),
             // Those of a session that another one has replaced may come after the other one's.
+            Prepull::Session(SessionEvent::Message {
+                node, message: EdgeMessage::Result(result), ..
+            }) => {
+                self.note_success(node, result, now);
+            }
             Prepull::Session(SessionEvent::Up { node, session, hello })
                 if self.prepull.session(node).is_none_or(|current| current <= *session) =>
             {
@@ -232,20 +237,45 @@ impl Engine {
     /// A node tells of the blobs of a task. Only for a task that it is to carry out is anything shared: its images are what
     /// entitles it.
     fn note_blobs(&mut self, node: &NodeName, blobs: Blobs, now: Timestamp) {
-        let by_default = self.sites.settings().share_by_default;
         let task = &blobs.task;
-        let images = if is_of_node_image(task) {
-            let kruise = self.kruise.as_ref().filter(|_| by_default);
-            kruise
-                .and_then(|kruise| kruise.images_of(node, task))
-                .map(|images| Shared { images, max_rate: None })
-        } else {
-            self.prepull.images_shared_by(node, task, by_default)
-        };
-        match images {
+        match self.shared_by(node, task) {
             Some(shared) => self.sites.note(node, &shared, blobs, now),
             None => self.sites.refuse(node, blobs, NOT_SHARED),
         }
+    }
+
+    fn shared_by(&self, node: &NodeName, task: &TaskId) -> Option<Shared> {
+        let by_default = self.sites.settings().share_by_default;
+        if !is_of_node_image(task) {
+            return self.prepull.shared_by(node, task, by_default);
+        }
+        let kruise = self.kruise.as_ref().filter(|_| by_default)?;
+        let entitlement = kruise.images_of(node, task)?;
+        Some(Shared { entitlement, max_rate: None, has_succeeded: false })
+    }
+
+    /// A task has succeeded: its node has all of its blobs.
+    fn note_success(&mut self, node: &NodeName, result: &TaskResult, now: Timestamp) {
+        if result.outcome == TaskOutcome::Succeeded
+            && let Some(shared) = self.shared_by(node, &result.task)
+        {
+            self.sites.note_success(node, &shared.entitlement, now);
+        }
+    }
+
+    /// What the sites with shared blobs do right now, the most active first.
+    pub fn site_reports(&self, now: Timestamp) -> Vec<SiteReport> {
+        self.sites.reports(now)
+    }
+
+    /// What nodes of sites did that an operator may want to know, since the last call.
+    pub fn take_site_events(&mut self) -> Vec<SiteEvent> {
+        self.sites.take_events()
+    }
+
+    /// Bytes of memory that the tracker of sites takes, roughly.
+    pub fn site_bytes(&self) -> usize {
+        self.sites.bytes()
     }
 
     /// Tells Kruise's engine what concerns it. Returns what is left for the other one.

@@ -1,64 +1,81 @@
-//! The tracker of sites: which node carries which layer over the site's uplink, and who gets it from whom. Pure.
+//! The tracker of sites: it chooses the node that carries a layer over the site's uplink, and the neighbour that each of
+//! the others reads it from. Pure.
 //!
 //! ```text
-//!  Blobs (wanted, carried, here) ─▶ Book (site, images, digest) ─▶ advance ─▶ Sources (registry, neighbours, wait)
-//!                                     ▲ leases, faults, time
+//!  Blobs ─▶ Book (entitlement, digest, size) ─▶ look: sources, leases, rates ─▶ Directions (registry, neighbours, wait)
+//!             ▲ timers, complaints, sessions
 //! ```
 //!
 //! What holds whatever nodes do:
-//! - Of each blob, a site has at most one carrier with a lease. Who can reach no neighbour downloads for itself, and is none.
-//! - A node is sent only to neighbours that have said that they have the blob as part of the same images.
-//! - Nobody waits for ever: who makes no progress loses its lease, and another one takes over.
+//! - Only the tracker gives leases, at most one for each blob of a site. A node's claim to carry a blob makes it no carrier.
+//! - A node is sent only to neighbours that have said that they have, or receive, the same blob under the same entitlement.
+//! - A lease that neighbours can confirm ends when they don't, and a holder counts once a neighbour got the blob from it.
+//! - The work of a look follows what has changed, and is bounded; memory has a budget.
 //!
-//! Nothing of it is stored. After a failover the nodes say what they have and want, and the tracker begins with that.
+//! Nothing of it is stored. After a failover it begins with what the nodes say.
 
-mod assign;
 mod book;
-mod faults;
-mod member;
+mod leases;
+mod nodes;
 mod report;
+mod site;
+mod sources;
 #[cfg(test)]
 mod tests;
+mod trust;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::num::NonZeroU64;
 use std::sync::Arc;
-use std::time::Duration;
 
 use jiff::Timestamp;
-use prepull_api::sites::{BlobNews, BlobState, Blobs, MAX_BLOBS, MAX_PEERS, is_digest};
-use prepull_api::task::{NodeName, TaskId};
+use prepull_api::sites::{BlobState, Blobs, MAX_BLOBS, is_digest};
+use prepull_api::task::{JobUid, NodeName, TaskId};
 use prepull_api::wire::Hello;
 use serde::{Deserialize, Serialize};
 
 use crate::shared::node_view::NodeView;
-use book::{Book, BookId, Seeker, Way};
-use faults::Faults;
-use member::Member;
+use book::{BookId, Way};
+use nodes::{NodeId, Nodes};
 pub use report::{CarrierReport, SiteCounters, SiteEvent, SiteEventKind, SiteReport};
+use site::{Site, Turn};
 
+/// Milliseconds since 1970.
+type Time = i64;
+
+const SECOND: Time = 1000;
+const HOUR: Time = 3600 * SECOND;
 /// Shortest time between two looks at a site: a burst of messages is answered at once.
-const PACE: Duration = Duration::from_millis(100);
-/// Time without enough progress after which a carrier is replaced, and a neighbour is left.
-const LEASE: Duration = Duration::from_secs(60);
-/// The same for a carrier that has lost its session, and the time that one who has a blob is waited for then: a restart of
-/// the agent takes less.
-const OFFLINE_LEASE: Duration = Duration::from_secs(30);
-/// Time that a carrier has to come back when a neighbour is back: the uplink was gone for all.
-const RETURN: Duration = Duration::from_secs(15);
-/// Interval of telling a node that waits that it is not forgotten. It is a third of the shortest patience of agents.
-const REMINDER: Duration = Duration::from_secs(20);
-/// Time for which it is remembered who has a blob that nobody asks for: a wave may begin hours after the one before.
-const MEMORY: Duration = Duration::from_secs(6 * 3600);
-/// Most blobs of a site that are known at a time, each some hundred bytes and a name for each of its nodes.
-const MAX_BOOKS: usize = 4096;
+const PACE: Time = 100;
+/// Time without progress after which a carrier is replaced, and a neighbour is left.
+const LEASE: Time = 60 * SECOND;
+/// The same for a node that has lost its session, and the time that a holder is waited for then: a restart takes less.
+const OFFLINE_LEASE: Time = 30 * SECOND;
+/// Time that a node has to say again what it does in a new session.
+const RETURN: Time = 15 * SECOND;
+/// Time from the first node that wants a blob to its lease: after a failover or a window the nodes come back within it, and
+/// the one with the most bytes goes on.
+const GATHER: Time = SECOND;
+/// Interval of reminding a node that waits. It is a third of the shortest patience of agents.
+const REMINDER: Time = 20 * SECOND;
+/// Time for which the holders of a blob are remembered that no node wants: a wave may begin hours after the one before.
+const MEMORY: Time = 6 * HOUR;
+/// Most blobs that one node has to do with: three images of three hundred layers.
+const MAX_BOOKS_OF_NODE: usize = 1024;
 /// Most nodes that are remembered to have a blob.
 const MAX_HOLDERS: usize = 256;
+/// Most events that are kept for the log.
+const MAX_EVENTS: usize = 256;
+/// Most sites of a report.
+const MAX_REPORTS: usize = 1000;
+/// Most downloads over the uplink in the report of a site.
+const MAX_CARRIERS: usize = 64;
+/// Bytes of memory for all sites: ten thousand boxes that share forty layers need half of it.
+const BUDGET: usize = 256 << 20;
 
 const NO_SITE: &str =
     "its Node has no label that says which site it is at (--site-label of cloudcore-prepull)";
-const NO_BOOK: &str =
-    "its site has too many layers to be kept track of, or others say another size of this one";
+const NO_BOOK: &str = "its site has too many layers to be kept track of";
 pub(crate) const NOT_SHARED: &str = "the job does not share layers any more, or does not wait for the task";
 
 /// How nodes are grouped, and what holds for jobs that do not say whether they share.
@@ -90,10 +107,12 @@ pub const SITE_LABEL: &str = prepull_api::edges::SITE_LABEL;
 /// What the nodes that carry out a task share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Shared {
-    /// The references of all its images, in order: who may have these may have their layers.
-    pub(crate) images: Arc<str>,
+    /// The images of the task and the credentials that the cloud gave for them: what entitles a node to their layers.
+    pub(crate) entitlement: Arc<str>,
     /// Bytes a second over the uplink of each site.
     pub(crate) max_rate: Option<NonZeroU64>,
+    /// Whether the task is known to have succeeded: the node has all of its layers.
+    pub(crate) has_succeeded: bool,
 }
 
 /// What a node is told of some blobs. The tickets are signed where the key is.
@@ -124,54 +143,41 @@ pub enum Direction {
 }
 
 /// All sites.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Sites {
     settings: SiteSettings,
-    members: BTreeMap<NodeName, Member>,
+    nodes: Nodes,
     by_name: BTreeMap<Arc<str>, Site>,
-    /// What nodes are told without a look at their site.
+    due: BTreeSet<(Time, Arc<str>)>,
+    /// The idle book of each site that was idle for the longest time.
+    idle: BTreeSet<(Time, Arc<str>)>,
+    /// Answers that need no look at a site.
     refusals: Vec<Directions>,
+    events: VecDeque<SiteEvent>,
+    bytes: usize,
+    budget: usize,
 }
 
-/// What is known of one site.
-#[derive(Debug, Default)]
-struct Site {
-    books: BTreeMap<BookId, Book>,
-    /// The limits of bytes a second over the uplink, for images that have one.
-    rates: BTreeMap<Arc<str>, NonZeroU64>,
-    faults: Faults,
-    /// When it is to be looked at.
-    due: Option<Timestamp>,
-    looked_at: Option<Timestamp>,
-}
-
-impl Site {
-    fn mark(&mut self, now: Timestamp) {
-        let earliest = self.looked_at.map_or(now, |last| last.saturating_add(PACE).unwrap_or(now));
-        self.wake(earliest.max(now));
-    }
-
-    /// The limit of the uplink for these images. One for images that no node shares here is forgotten at the next look.
-    fn limit(&mut self, shared: &Shared, now: Timestamp) {
-        let Shared { images, max_rate } = shared;
-        if self.rates.get(images).copied() != *max_rate {
-            match *max_rate {
-                Some(rate) => _ = self.rates.insert(images.clone(), rate),
-                None => _ = self.rates.remove(images),
-            }
-            self.mark(now);
-        }
-    }
-
-    fn wake(&mut self, at: Timestamp) {
-        self.due = Some(self.due.map_or(at, |due| due.min(at)));
+impl Default for Sites {
+    fn default() -> Self {
+        Self::new(SiteSettings::default())
     }
 }
 
 impl Sites {
     /// With these settings.
     pub fn new(settings: SiteSettings) -> Self {
-        Self { settings, ..Self::default() }
+        Self {
+            settings,
+            nodes: Nodes::default(),
+            by_name: BTreeMap::new(),
+            due: BTreeSet::new(),
+            idle: BTreeSet::new(),
+            refusals: Vec::new(),
+            events: VecDeque::new(),
+            bytes: 0,
+            budget: BUDGET,
+        }
     }
 
     /// How nodes are grouped.
@@ -179,15 +185,40 @@ impl Sites {
         &self.settings
     }
 
+    /// Works on a site, and keeps its entries in the orders of all sites right.
+    fn turn<T>(&mut self, name: &Arc<str>, now: Time, work: impl FnOnce(&mut Turn<'_>) -> T) -> Option<T> {
+        let site = self.by_name.get_mut(name)?;
+        let before = (site.due, site.idle.first().map(|idle| idle.0));
+        let (nodes, events, bytes) = (&mut self.nodes, &mut self.events, &mut self.bytes);
+        let result = work(&mut Turn { site, nodes, events, bytes, now, steps: usize::MAX });
+        site.due = site.next_look();
+        let after = (site.due, site.idle.first().map(|idle| idle.0));
+        for (index, before, after) in
+            [(&mut self.due, before.0, after.0), (&mut self.idle, before.1, after.1)]
+        {
+            if before != after {
+                before.inspect(|at| _ = index.remove(&(*at, name.clone())));
+                index.extend(after.map(|at| (at, name.clone())));
+            }
+        }
+        if site.books.is_empty() {
+            after.0.inspect(|at| _ = self.due.remove(&(*at, name.clone())));
+            self.by_name.remove(name);
+        }
+        Some(result)
+    }
+
     /// These are all Nodes that there are.
     pub(crate) fn set_nodes(&mut self, nodes: &[NodeView], now: Timestamp) {
-        let listed: BTreeSet<&NodeName> = nodes.iter().map(|node| &node.name).collect();
-        let gone: Vec<_> = self.members.keys().filter(|name| !listed.contains(name)).cloned().collect();
-        for node in gone {
-            self.set_labels(&node, None, now);
-        }
         for node in nodes {
             self.set_labels(&node.name, Some(&node.labels), now);
+        }
+        if self.nodes.listed().count() > nodes.len() {
+            let listed: BTreeSet<&NodeName> = nodes.iter().map(|node| &node.name).collect();
+            let known: Vec<NodeName> = self.nodes.listed().map(|id| self.nodes[id].name.clone()).collect();
+            for name in known.iter().filter(|name| !listed.contains(name)) {
+                self.set_labels(name, None, now);
+            }
         }
     }
 
@@ -199,116 +230,144 @@ impl Sites {
         now: Timestamp,
     ) {
         let site = labels.and_then(|labels| self.settings.site_of(labels));
-        let member = self.members.entry(node.clone()).or_default();
-        if member.site.as_deref() != site {
+        let id = self.nodes.id_or_new(node);
+        self.nodes[id].is_listed = labels.is_some();
+        if self.nodes[id].site.as_deref() != site {
             let new: Option<Arc<str>> = site.map(Arc::from);
-            if let Some(old) = std::mem::replace(&mut member.site, new) {
-                self.leave(node, &old, now);
+            if let Some(old) = std::mem::replace(&mut self.nodes[id].site, new) {
+                self.turn(&old, now.as_millisecond(), |turn| {
+                    for number in turn.nodes[id].books.clone() {
+                        turn.leave(number, id);
+                        turn.settle(number);
+                    }
+                    turn.site.pairs.forget_all(id);
+                });
             }
         }
-        if labels.is_none() && self.members.get(node).is_some_and(|member| !member.is_online) {
-            self.members.remove(node);
+        if labels.is_none() && !self.nodes[id].is_online {
+            self.nodes.remove(id);
         }
-    }
-
-    fn leave(&mut self, node: &NodeName, site: &Arc<str>, now: Timestamp) {
-        let Some(site) = self.by_name.get_mut(site) else { return };
-        for book in site.books.values_mut() {
-            book.forget(node, now);
-        }
-        site.mark(now);
     }
 
     /// A session of the node has begun.
     pub(crate) fn connect(&mut self, node: &NodeName, hello: &Hello, now: Timestamp) {
-        let member = self.members.entry(node.clone()).or_default();
-        (member.is_online, member.back_until) = (true, None);
-        member.addresses =
-            hello.peer.as_ref().filter(|door| door.is_valid()).map(|door| door.addresses.as_slice().into());
-        let Some(site) = member.site.clone().and_then(|site| self.by_name.get_mut(&site)) else { return };
-        site.faults.forget_connections(node);
-        let back = now.saturating_add(RETURN).unwrap_or(now);
-        for book in site.books.values_mut() {
-            book.reconnect(node, back);
-            // The uplink may have been gone for all of them; whoever comes first must not begin what another one has half.
-            book.prolong_offline_carrier(back, |node| {
-                self.members.get(node).is_some_and(|member| member.is_online)
-            });
-        }
-        site.mark(now);
+        let id = self.nodes.id_or_new(node);
+        let member = &mut self.nodes[id];
+        (member.is_online, member.back_until, member.reads_streams) = (true, 0, false);
+        let door = hello.peer.as_ref().filter(|door| door.is_valid());
+        member.streams = door.is_some_and(|door| door.streams);
+        member.addresses = door.map(|door| door.addresses.as_slice().into());
+        let Some(site) = member.site.clone() else { return };
+        let now = now.as_millisecond();
+        self.turn(&site, now, |turn| {
+            turn.site.pairs.forget_connections(turn.nodes, id);
+            for number in turn.nodes[id].books.clone() {
+                turn.limit_time(number, id, now + RETURN, |_| now + RETURN);
+                turn.site.mark(number);
+            }
+            // The uplink may have been gone for all of them: the first one to come back mustn't begin what another has half.
+            for number in turn.site.leases.clone() {
+                let carrier = turn.site.books.get(&number).and_then(|book| book.carrier);
+                if let Some(carrier) = carrier.filter(|carrier| !turn.nodes[*carrier].is_online) {
+                    turn.limit_time(number, carrier, 0, |until| until.max(now + RETURN));
+                }
+            }
+        });
     }
 
     /// The session of the node has ended.
     pub(crate) fn disconnect(&mut self, node: &NodeName, now: Timestamp) {
-        let Some(member) = self.members.get_mut(node) else { return };
-        let until = now.saturating_add(OFFLINE_LEASE).unwrap_or(now);
-        (member.is_online, member.back_until) = (false, Some(until));
-        if member.site.is_none() {
-            self.members.remove(node);
-            return;
+        let (Some(id), now) = (self.nodes.id(node), now.as_millisecond()) else { return };
+        let until = now + OFFLINE_LEASE;
+        (self.nodes[id].is_online, self.nodes[id].back_until) = (false, until);
+        if let Some(site) = self.nodes[id].site.clone() {
+            self.turn(&site, now, |turn| {
+                for number in turn.nodes[id].books.clone() {
+                    turn.limit_time(number, id, until, |end| end.min(until));
+                    turn.wake_book(number, until);
+                }
+            });
+        } else {
+            self.nodes.remove(id);
         }
-        let Some(site) = member.site.clone().and_then(|site| self.by_name.get_mut(&site)) else { return };
-        for book in site.books.values_mut() {
-            book.shorten(node, until);
-        }
-        site.mark(now);
     }
 
-    /// What a node says of the blobs of a task, which names these images. They are what entitles it to a blob, and what
-    /// entitles others to have it from this node.
+    /// What a node says of the blobs of a task, with what entitles it to them.
     pub(crate) fn note(&mut self, node: &NodeName, shared: &Shared, news: Blobs, now: Timestamp) {
-        let images = &shared.images;
-        let Blobs { task, blobs, failures, reads_streams } = news;
-        let Some(member) = self.members.get(node).filter(|member| member.is_online) else { return };
-        let Some(name) = member.site.clone() else {
-            return self.refuse(node, Blobs { task, blobs, failures, reads_streams }, NO_SITE);
-        };
-        let site = self.by_name.entry(name).or_default();
-        site.limit(shared, now);
-        let mut refused = Vec::new();
-        let has_failures = !failures.is_empty();
-        for failure in failures.into_iter().take(MAX_BLOBS) {
-            let id = BookId { images: images.clone(), digest: failure.digest.clone() };
-            let Some(book) = site.books.get_mut(&id) else { continue };
-            // Only of a neighbour that it was sent to: it has no say in the others. And not of one that is away: it is
-            // known to be, and may be back in a moment.
-            let is_online = self.members.get(&failure.peer).is_some_and(|member| member.is_online);
-            if book.note_failure(node, &failure) && is_online {
-                site.faults.note(node, &failure, now);
+        let Some(id) = self.nodes.id(node).filter(|id| self.nodes[*id].is_online) else { return };
+        let Some(name) = self.nodes[id].site.clone() else { return self.refuse(node, news, NO_SITE) };
+        self.nodes[id].reads_streams = news.reads_streams;
+        let site = self
+            .by_name
+            .entry(name.clone())
+            .or_insert_with(|| Site { name: name.clone(), ..Site::default() });
+        site.set_rate(&news.task.job, shared.max_rate);
+        let (task, budget) = (Arc::new(news.task.clone()), self.budget);
+        let Blobs { blobs, failures, .. } = news;
+        let now = now.as_millisecond();
+        let refused = self.turn(&name, now, |turn| {
+            let entitlement = &shared.entitlement;
+            let mut failed = Vec::new();
+            for failure in failures.iter().take(MAX_BLOBS) {
+                let books = turn.books_of(entitlement, &failure.digest);
+                failed.extend(books.into_iter().filter(|number| turn.note_failure(*number, id, failure)));
             }
-        }
-        let mut has_changed = has_failures;
-        for blob in blobs.into_iter().take(MAX_BLOBS).filter(|blob| is_digest(&blob.digest)) {
-            let id = BookId { images: images.clone(), digest: blob.digest.clone() };
-            if !site.books.contains_key(&id) {
-                if blob.state == BlobState::Dropped {
+            for number in failed {
+                turn.set_way(number, id, Way::Wait);
+            }
+            let mut refused = Vec::new();
+            for blob in blobs.into_iter().take(MAX_BLOBS).filter(|blob| is_digest(&blob.digest)) {
+                let digest = blob.digest.as_str().into();
+                let book = BookId { entitlement: entitlement.clone(), digest, size: blob.size };
+                let known = turn.site.ids.get(&book).copied();
+                if blob.state == BlobState::Dropped && known.is_none() {
                     continue;
                 }
-                if !site.make_room() {
+                if known.is_none() && *turn.bytes >= budget && !turn.make_room() {
                     refused.push(blob);
                     continue;
                 }
-                site.books.insert(id.clone(), Book::new(blob.size));
-            }
-            match site.books.get_mut(&id) {
-                // Of two sizes one is wrong, and nobody here can tell which; each node checks what it gets.
-                Some(book) if book.size != blob.size && blob.state != BlobState::Dropped => {
+                let number = known.unwrap_or_else(|| turn.add_book(book));
+                if turn.join(number, id) {
+                    turn.note(number, id, &task, &blob, shared.has_succeeded);
+                    turn.part(number, id);
+                } else {
+                    turn.event(id, &blob.digest, SiteEventKind::TooManyBlobs);
                     refused.push(blob);
                 }
-                Some(book) => has_changed |= note_blob(book, node, &task, &blob, &mut site.faults, now),
-                None => {}
+                turn.settle(number);
             }
-        }
-        if has_changed {
-            site.mark(now);
-        }
-        self.refuse(node, Blobs { task, blobs: refused, failures: Vec::new(), reads_streams }, NO_BOOK);
+            refused
+        });
+        let refused = refused.unwrap_or_default();
+        let news =
+            Blobs { task: (*task).clone(), blobs: refused, failures: Vec::new(), reads_streams: false };
+        self.refuse(node, news, NO_BOOK);
     }
 
-    /// The limit for these images is another one from now on.
-    pub(crate) fn limit(&mut self, shared: &Shared, now: Timestamp) {
-        for site in self.by_name.values_mut() {
-            site.limit(shared, now);
+    /// The cloud knows that the node has carried out a task: it has all of its blobs.
+    pub(crate) fn note_success(&mut self, node: &NodeName, entitlement: &Arc<str>, now: Timestamp) {
+        let Some(id) = self.nodes.id(node) else { return };
+        let Some(name) = self.nodes[id].site.clone() else { return };
+        self.turn(&name, now.as_millisecond(), |turn| {
+            for number in turn.nodes[id].books.clone() {
+                if turn.site.books.get(&number).is_some_and(|book| book.id.entitlement == *entitlement) {
+                    turn.prove(number, id);
+                }
+            }
+        });
+    }
+
+    /// The limit of a job is another one from now on.
+    pub(crate) fn limit(&mut self, job: &JobUid, max_rate: Option<NonZeroU64>, now: Timestamp) {
+        let names: Vec<Arc<str>> = self
+            .by_name
+            .iter()
+            .filter(|(_, site)| !site.carrying.is_empty())
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in names {
+            self.turn(&name, now.as_millisecond(), |turn| turn.site.set_rate(job, max_rate));
         }
     }
 
@@ -324,188 +383,66 @@ impl Sites {
 
     /// When [`Self::flush`] is to be called although nothing happened.
     pub(crate) fn next_wakeup(&self) -> Option<Timestamp> {
-        self.by_name.values().filter_map(|site| site.due).min()
+        let idle = self.idle.first().map(|(since, _)| since + MEMORY);
+        let at = [self.due.first().map(|due| due.0), idle].into_iter().flatten().min();
+        at.and_then(|at| Timestamp::from_millisecond(at).ok())
     }
 
     /// What nodes are to be told now.
     pub(crate) fn flush(&mut self, now: Timestamp) -> Vec<Directions> {
-        let mut told = std::mem::take(&mut self.refusals);
-        for site in self.by_name.values_mut().filter(|site| site.due.is_some_and(|due| due <= now)) {
-            site.looked_at = Some(now);
-            site.due = None;
-            site.advance(&self.members, now, &mut told);
+        let (mut told, now) = (std::mem::take(&mut self.refusals), now.as_millisecond());
+        while let Some((_, name)) = self.idle.first().filter(|(since, _)| since + MEMORY <= now).cloned() {
+            self.turn(&name, now, |turn| turn.make_room());
         }
-        self.by_name.retain(|_, site| !site.books.is_empty());
+        while let Some((_, name)) = self.due.first().filter(|(at, _)| *at <= now).cloned() {
+            self.turn(&name, now, |turn| turn.look(&mut told));
+        }
         told
     }
-}
 
-/// Takes in what a node says of a blob. Returns whether the site is to be looked at.
-fn note_blob(
-    book: &mut Book,
-    node: &NodeName,
-    task: &TaskId,
-    blob: &BlobNews,
-    faults: &mut Faults,
-    now: Timestamp,
-) -> bool {
-    let done = blob.done.min(blob.size);
-    match blob.state {
-        BlobState::Here => {
-            if let Some(Seeker { way: Way::Peers { peers, .. }, .. }) = book.seekers.get(node) {
-                faults.note_success(node, peers.first());
-            }
-            book.seekers.remove(node);
-            if book.holders.len() < MAX_HOLDERS {
-                book.holders.insert(node.clone());
-            }
-            true
-        }
-        BlobState::Dropped => book.seekers.remove(node).is_some(),
-        state => {
-            book.holders.remove(node);
-            let is_new = !book.seekers.contains_key(node);
-            let seeker = book.seekers.entry(node.clone()).or_insert_with(|| Seeker::new(task.clone(), now));
-            seeker.task = task.clone();
-            seeker.done = done;
-            let least = book.size / 512;
-            match (state, &mut seeker.way) {
-                (BlobState::Carrying, Way::Registry { lease, .. })
-                | (BlobState::Fetching, Way::Peers { lease, .. }) => {
-                    lease.renew(done, least, now);
-                    false
-                }
-                // It goes on with what it was told before a failover, or before its lease was gone.
-                (BlobState::Carrying, Way::Wait) => {
-                    book.claim(node, done, now);
-                    true
-                }
-                // It does something else than it was told, or begins anew: it is told once more.
-                (BlobState::Wanted, Way::Wait) => is_new,
-                _ => {
-                    seeker.is_told = false;
-                    true
-                }
-            }
-        }
-    }
-}
-
-impl Site {
-    /// Whether there is room for another book, where the one that was idle for the longest time may give way.
-    fn make_room(&mut self) -> bool {
-        if self.books.len() < MAX_BOOKS {
-            return true;
-        }
-        let idle = self.books.iter().filter_map(|(id, book)| Some((book.idle_since?, id)));
-        let Some((_, oldest)) = idle.min() else { return false };
-        let oldest = oldest.clone();
-        self.books.remove(&oldest);
-        true
+    /// The sites with blobs, the most active first.
+    pub(crate) fn reports(&self, now: Timestamp) -> Vec<SiteReport> {
+        let mut reports: Vec<_> = self.by_name.values().map(|site| self.report(site, now)).collect();
+        reports
+            .sort_by_key(|report| std::cmp::Reverse((report.carriers.len(), report.waiting, report.nodes)));
+        reports.truncate(MAX_REPORTS);
+        reports
     }
 
-    /// Lets the site go on as far as it can.
-    fn advance(&mut self, members: &BTreeMap<NodeName, Member>, now: Timestamp, told: &mut Vec<Directions>) {
-        self.faults.expire(now);
-        let mut wakeups = Vec::new();
-        let is_online = |node: &NodeName| members.get(node).is_some_and(|member| member.is_online);
-        for book in self.books.values_mut() {
-            book.expire(now, &mut self.faults, is_online);
-        }
-        self.books.retain(|_, book| {
-            let end = book.note_idle(now).map(|since| since.saturating_add(MEMORY).unwrap_or(since));
-            wakeups.extend(end);
-            end.is_none_or(|end| end > now)
-        });
-        wakeups.extend(assign::assign(&mut self.books, members, &self.faults, now));
-        self.divide_rates();
-        wakeups.extend(self.tell(members, now, told));
-        wakeups.extend(self.faults.next_end(now));
-        let next = wakeups.into_iter().chain(self.leases()).min();
-        if let Some(at) = next {
-            self.wake(at.max(now.saturating_add(PACE).unwrap_or(now)));
-        }
-    }
-
-    /// Divides the limits of the uplink among those who download over it.
-    fn divide_rates(&mut self) {
-        let books = &self.books;
-        self.rates.retain(|images, _| books.keys().any(|id| id.images == *images));
-        let is_carrying = |seeker: &Seeker| matches!(seeker.way, Way::Registry { .. });
-        let mut carrying: BTreeMap<&Arc<str>, u64> = BTreeMap::new();
-        for (id, book) in books {
-            let count = book.seekers.values().filter(|seeker| is_carrying(seeker)).count() as u64;
-            *carrying.entry(&id.images).or_default() += count;
-        }
-        let part = |images: &Arc<str>| {
-            let rate = self.rates.get(images)?.get() / carrying.get(images)?.max(&1);
-            Some(NonZeroU64::new(rate).unwrap_or(NonZeroU64::MIN))
+    fn report(&self, site: &Site, now: Timestamp) -> SiteReport {
+        let carrier = |(node, number): &(NodeId, u32)| {
+            let book = site.books.get(number)?;
+            let seeker = book.seekers.get(node)?;
+            let Way::Registry(carry) = &seeker.way else { return None };
+            Some(CarrierReport {
+                node: self.nodes[*node].name.clone(),
+                digest: book.id.digest.to_string(),
+                size: book.id.size,
+                done: seeker.done,
+                since: Timestamp::from_millisecond(carry.since).unwrap_or(now),
+                bytes_per_second: carry.bytes_per_second,
+                alone: carry.alone,
+            })
         };
-        let parts: BTreeMap<Arc<str>, NonZeroU64> =
-            self.rates.keys().filter_map(|images| Some((images.clone(), part(images)?))).collect();
-        for (id, book) in &mut self.books {
-            let part = parts.get(&id.images).copied();
-            for seeker in book.seekers.values_mut().filter(|seeker| is_carrying(seeker)) {
-                if std::mem::replace(&mut seeker.max_rate, part) != part {
-                    seeker.is_told = false;
-                }
-            }
+        let mut carriers: Vec<_> = site.carrying.iter().take(MAX_CARRIERS).filter_map(carrier).collect();
+        carriers.sort_by_key(|carrier| std::cmp::Reverse(carrier.bytes_per_second));
+        SiteReport {
+            site: site.name.to_string(),
+            nodes: site.nodes,
+            blobs: site.books.len() - site.idle.len(),
+            waiting: site.waiting_nodes,
+            carriers,
+            counters: site.counters,
         }
     }
 
-    fn leases(&self) -> impl Iterator<Item = Timestamp> {
-        self.books.values().flat_map(Book::leases)
+    /// What has happened since the last call.
+    pub(crate) fn take_events(&mut self) -> Vec<SiteEvent> {
+        std::mem::take(&mut self.events).into()
     }
 
-    /// Tells the nodes what is new for them, and those that wait that they are not forgotten. Returns when that is due next.
-    fn tell(
-        &mut self,
-        members: &BTreeMap<NodeName, Member>,
-        now: Timestamp,
-        told: &mut Vec<Directions>,
-    ) -> Option<Timestamp> {
-        let mut next: Option<Timestamp> = None;
-        let mut by_task: BTreeMap<(NodeName, TaskId), Vec<(String, Direction)>> = BTreeMap::new();
-        for (id, book) in &mut self.books {
-            for (node, seeker) in &mut book.seekers {
-                if !members.get(node).is_some_and(|member| member.is_online) {
-                    continue;
-                }
-                let due = seeker.told_at.saturating_add(REMINDER).unwrap_or(now);
-                let is_due = !seeker.is_told || (seeker.way == Way::Wait && due <= now);
-                if is_due {
-                    (seeker.is_told, seeker.told_at) = (true, now);
-                    let direction = match &seeker.way {
-                        Way::Wait => Direction::Wait,
-                        Way::Registry { alone, .. } => {
-                            Direction::Registry { alone, max_rate: seeker.max_rate }
-                        }
-                        Way::Peers { peers, .. } => Direction::Peers(
-                            peers
-                                .iter()
-                                .take(MAX_PEERS)
-                                .filter_map(|peer| {
-                                    Some((peer.clone(), members.get(peer)?.addresses.clone()?))
-                                })
-                                .collect(),
-                        ),
-                    };
-                    let blobs = by_task.entry((node.clone(), seeker.task.clone())).or_default();
-                    blobs.push((id.digest.clone(), direction));
-                }
-                if seeker.way == Way::Wait {
-                    let due = seeker.told_at.saturating_add(REMINDER).unwrap_or(now);
-                    next = Some(next.map_or(due, |next| next.min(due)));
-                }
-            }
-        }
-        for ((node, task), mut blobs) in by_task {
-            while !blobs.is_empty() {
-                let rest = blobs.split_off(blobs.len().min(MAX_BLOBS));
-                told.push(Directions { node: node.clone(), task: task.clone(), blobs });
-                blobs = rest;
-            }
-        }
-        next
+    /// Bytes of memory of all sites, roughly.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes + self.nodes.cost()
     }
 }

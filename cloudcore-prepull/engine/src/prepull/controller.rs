@@ -11,6 +11,7 @@
 //! A flush looks only at jobs that something happened to, or whose time has come: see [`Agenda`].
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -35,7 +36,6 @@ mod tests;
 use crate::shared::agenda::Agenda;
 use crate::shared::outcomes::WriteOutcome;
 use crate::shared::slots::Slots;
-use crate::sites::Shared;
 use census::Census;
 pub use io::{Action, Content, Dispatch, Input, JobObject, Object, UnreadableJob, rest_of};
 use job::Job;
@@ -73,7 +73,7 @@ pub struct Controller {
     /// Nodes that have a free slot again, since [`Self::take_freed`].
     freed: Vec<NodeName>,
     /// What sites have another limit for, since [`Self::take_new_rates`].
-    new_rates: Vec<Shared>,
+    new_rates: Vec<(JobUid, Option<NonZeroU64>)>,
     /// Nodes in a report, where the rule of [`crate::prepull::aggregate::nodes_in_report`] would allow more.
     report_capacity: Option<usize>,
     /// The time of the current [`Self::handle`] or [`Self::flush`].
@@ -354,7 +354,7 @@ impl Controller {
             if known.apply_change(object, &self.nodes, &mut Effects::new(self.now, &mut self.actions)) {
                 self.agenda.mark(&uid);
                 if known.site_rate() != rate {
-                    self.new_rates.extend(known.shared_images());
+                    self.new_rates.push((uid.clone(), known.site_rate()));
                 }
                 self.attach_all(&uid);
                 self.unpin_unless_wanted(&uid, pinned);

@@ -89,11 +89,15 @@ pub struct PlannedImage {
 }
 
 impl NodePlan {
-    /// The references that are pulled, in order and each once, in lines. The nodes of a site share layers where these are
-    /// the same: who may have these images may have their layers.
-    pub fn references(&self) -> Arc<str> {
-        let references: BTreeSet<String> = self.images.iter().map(|image| image.pull.to_string()).collect();
-        Vec::from_iter(references).join("\n").into()
+    /// The references that are pulled and the secrets that they are pulled with, in order and each once, in lines. The nodes
+    /// of a site share layers where these are the same.
+    pub fn entitlement(&self) -> String {
+        let image = |image: &PlannedImage| {
+            let secrets = image.secrets.iter().map(|secret| format!(" {secret:?}"));
+            image.pull.to_string() + &secrets.collect::<String>()
+        };
+        let images: BTreeSet<String> = self.images.iter().map(image).collect();
+        Vec::from_iter(images).join("\n")
     }
 
     /// Whether these records of images are of this plan, or of none: a node that was never sent anything has none.

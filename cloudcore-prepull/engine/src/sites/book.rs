@@ -1,241 +1,221 @@
-//! What is known of one blob at one site: who has it, who wants it, and where each gets it from.
+//! One blob at one site: the nodes that have it, the nodes that want it, and the source of each.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use jiff::Timestamp;
-use prepull_api::sites::PeerFailure;
-use prepull_api::task::{NodeName, TaskId};
+use prepull_api::task::TaskId;
 
-use super::LEASE;
-use super::faults::Faults;
+use super::nodes::NodeId;
+use super::{LEASE, Time};
 
-/// Least bytes by which a lease is renewed: less is what a connection brings that is as good as dead.
-const LEAST_PROGRESS: u64 = 64 * 1024;
+/// Least bytes by which a read from a whole holder is renewed: less is what a dead connection brings.
+const LEAST_READ: u64 = 64 * 1024;
 
-/// A blob as part of images. The same blob of other images is another one: who may have those need not be allowed to have
-/// these.
+/// The identity of a blob. The size belongs to it, so that a node with a wrong size is alone with its blob; the entitlement
+/// does, since a node that may have the images of one task need not be allowed to have those of another.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct BookId {
-    /// The references of the task that names them.
-    pub(super) images: Arc<str>,
-    pub(super) digest: String,
+    pub(super) entitlement: Arc<str>,
+    pub(super) digest: Arc<str>,
+    pub(super) size: u64,
 }
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Book {
-    pub(super) size: u64,
-    /// Those who have it.
-    pub(super) holders: BTreeSet<NodeName>,
-    /// Those who want it.
-    pub(super) seekers: BTreeMap<NodeName, Seeker>,
-    /// Since when nobody wants it.
-    pub(super) idle_since: Option<Timestamp>,
+    pub(super) id: BookId,
+    pub(super) holders: BTreeMap<NodeId, Holder>,
+    pub(super) seekers: BTreeMap<NodeId, Seeker>,
+    /// The seekers without a source.
+    pub(super) waiting: BTreeSet<NodeId>,
+    /// The seekers that receive: sources of streams.
+    pub(super) receiving: BTreeSet<NodeId>,
+    /// Readers by the node that they read from.
+    pub(super) readers: BTreeSet<(NodeId, NodeId)>,
+    /// The node with the lease.
+    pub(super) carrier: Option<NodeId>,
+    /// The most bytes that a node other than the carrier has received from a neighbour.
+    pub(super) confirmed: u64,
+    /// The waiting node with the most bytes.
+    pub(super) ahead: Option<NodeId>,
+    /// Before this no lease is given: nodes that have more bytes may not have said so yet.
+    pub(super) gather_until: Time,
+    /// Nodes that have lost a lease of this blob or taken one over, the last one at the end.
+    pub(super) losers: Vec<NodeId>,
+    /// The last loser, until its successor shows whether the link or the node was slow: the confirmed bytes then, and those
+    /// a second.
+    pub(super) suspect: Option<(NodeId, u64, u64)>,
+    pub(super) idle_since: Option<Time>,
+    /// The place in the order of leases.
+    pub(super) place: Option<Place>,
+    /// Where the search for a source goes on.
+    pub(super) next_source: NodeId,
+    pub(super) next_waiting: NodeId,
+    pub(super) is_dirty: bool,
+    /// Bytes of memory that the budget has counted.
+    pub(super) charged: usize,
 }
 
-/// A node that wants a blob.
+/// The order in which blobs get a lease: many waiting nodes first, then nodes with few blobs, then large ones.
+pub(super) type Place = (std::cmp::Reverse<usize>, u32, std::cmp::Reverse<u64>, u32);
+
+/// A node that says that it has the blob.
+#[derive(Debug, Default)]
+pub(super) struct Holder {
+    /// Another node got the blob from it, or its task is known to have succeeded.
+    pub(super) is_proven: bool,
+    pub(super) complaint: Option<NodeId>,
+}
+
+/// A node that wants the blob.
 #[derive(Debug)]
 pub(super) struct Seeker {
-    pub(super) task: TaskId,
-    /// Bytes that it has.
+    pub(super) task: Arc<TaskId>,
+    /// Bytes that it says it has.
     pub(super) done: u64,
     pub(super) way: Way,
-    /// Its part of the limit of the uplink, while it downloads over it.
-    pub(super) max_rate: Option<NonZeroU64>,
-    /// Whether it has been told of its way.
     pub(super) is_told: bool,
-    pub(super) told_at: Timestamp,
+    /// A neighbour has got the whole blob from it already.
+    pub(super) is_proven: bool,
 }
 
-/// Where a node gets a blob from.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The source of a node.
+#[derive(Debug)]
 pub(super) enum Way {
     Wait,
-    Registry {
-        /// Why from no neighbour; empty for the carrier of the site.
-        alone: &'static str,
-        lease: Lease,
-    },
-    Peers {
-        /// The first one is asked first, and is counted as busy with it.
-        peers: Vec<NodeName>,
-        lease: Lease,
-    },
+    Registry(Box<Carry>),
+    Peer { from: NodeId, others: [NodeId; 2], is_stream: bool, read: Read },
 }
 
-/// The time that a node has to make progress.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Lease {
-    pub(super) until: Timestamp,
+/// A download over the uplink.
+#[derive(Debug)]
+pub(super) struct Carry {
+    /// Why from no neighbour; empty for the carrier with the lease.
+    pub(super) alone: &'static str,
+    pub(super) since: Time,
+    /// When it ends without progress.
+    pub(super) until: Time,
+    /// Since when a reader could confirm it.
+    pub(super) tested_since: Option<Time>,
+    /// The confirmed bytes at the start of the present minute.
+    pub(super) confirmed: (u64, Time),
+    /// The reported bytes at the start of the present minute.
+    pub(super) reported: (u64, Time),
+    pub(super) bytes_per_second: u64,
+    pub(super) max_rate: Option<std::num::NonZeroU64>,
+}
+
+/// The time that a read has to make progress.
+#[derive(Debug)]
+pub(super) struct Read {
+    pub(super) until: Time,
     /// Bytes that were there when it began.
     from: u64,
 }
 
-impl Lease {
-    pub(super) fn new(done: u64, now: Timestamp) -> Self {
-        Self { until: now.saturating_add(LEASE).unwrap_or(now), from: done }
+impl Carry {
+    pub(super) fn new(alone: &'static str, done: u64, confirmed: u64, now: Time) -> Self {
+        // Bytes from before the lease show nothing of the uplink.
+        let (confirmed, reported) = ((confirmed.max(done), now), (done, now));
+        let until = now + LEASE;
+        Self {
+            alone,
+            since: now,
+            until,
+            tested_since: None,
+            confirmed,
+            reported,
+            bytes_per_second: 0,
+            max_rate: None,
+        }
+    }
+}
+
+impl Read {
+    pub(super) fn new(done: u64, time: Time, now: Time) -> Self {
+        Self { until: now + time, from: done }
     }
 
-    /// Renews it where there was progress.
-    pub(super) fn renew(&mut self, done: u64, least: u64, now: Timestamp) {
-        // After a restart of the node, or of the blob, it begins anew, once.
+    pub(super) fn renew(&mut self, done: u64, least: u64, now: Time) {
         if done < self.from {
             self.from = done;
-        } else if done - self.from >= least.max(LEAST_PROGRESS) {
-            *self = Self::new(done, now);
+        } else if done - self.from >= least {
+            *self = Self::new(done, LEASE, now);
         }
     }
 }
 
 impl Seeker {
-    pub(super) fn new(task: TaskId, now: Timestamp) -> Self {
-        Self { task, done: 0, way: Way::Wait, max_rate: None, is_told: false, told_at: now }
+    pub(super) fn new(task: Arc<TaskId>) -> Self {
+        Self { task, done: 0, way: Way::Wait, is_told: false, is_proven: false }
     }
 
-    pub(super) fn send(&mut self, way: Way) {
-        (self.way, self.is_told, self.max_rate) = (way, false, None);
-    }
-
-    /// Whether it downloads for itself.
-    pub(super) fn is_alone(&self) -> bool {
-        matches!(self.way, Way::Registry { alone, .. } if !alone.is_empty())
-    }
-
-    fn lease(&self) -> Option<&Lease> {
+    /// When its source is looked at again.
+    pub(super) fn until(&self) -> Option<Time> {
         match &self.way {
             Way::Wait => None,
-            Way::Registry { lease, .. } | Way::Peers { lease, .. } => Some(lease),
+            Way::Registry(carry) => Some(carry.until),
+            Way::Peer { read, .. } => Some(read.until),
         }
     }
 }
 
 impl Book {
-    pub(super) fn new(size: u64) -> Self {
-        Self { size, holders: BTreeSet::new(), seekers: BTreeMap::new(), idle_since: None }
-    }
-
-    /// The node that gets the blob for the others.
-    pub(super) fn carrier(&self) -> Option<&NodeName> {
-        let is_carrier = |seeker: &Seeker| matches!(seeker.way, Way::Registry { alone: "", .. });
-        self.seekers.iter().find(|(_, seeker)| is_carrier(seeker)).map(|(node, _)| node)
-    }
-
-    /// A node says that it downloads the blob, which nobody here has told it: the one that has more goes on.
-    pub(super) fn claim(&mut self, node: &NodeName, done: u64, now: Timestamp) {
-        let other = self.carrier().cloned();
-        if let Some(other) = other.and_then(|other| self.seekers.get_mut(&other)) {
-            if other.done >= done {
-                if let Some(seeker) = self.seekers.get_mut(node) {
-                    seeker.is_told = false;
-                }
-                return;
-            }
-            other.send(Way::Wait);
-        }
-        if let Some(seeker) = self.seekers.get_mut(node) {
-            // It does so already, and need not be told.
-            seeker.is_told = true;
-            seeker.way = Way::Registry { alone: "", lease: Lease::new(done, now) };
+    pub(super) fn new(id: BookId, now: Time) -> Self {
+        Self {
+            id,
+            holders: BTreeMap::new(),
+            seekers: BTreeMap::new(),
+            waiting: BTreeSet::new(),
+            receiving: BTreeSet::new(),
+            readers: BTreeSet::new(),
+            carrier: None,
+            confirmed: 0,
+            ahead: None,
+            gather_until: now,
+            losers: Vec::new(),
+            suspect: None,
+            idle_since: None,
+            place: None,
+            next_source: 0,
+            next_waiting: 0,
+            is_dirty: false,
+            charged: 0,
         }
     }
 
-    /// A node says that a neighbour did not deliver. Returns whether it was sent to that one.
-    pub(super) fn note_failure(&mut self, node: &NodeName, failure: &PeerFailure) -> bool {
-        let Some(seeker) = self.seekers.get_mut(node) else { return false };
-        let Way::Peers { peers, .. } = &mut seeker.way else { return false };
-        let before = peers.len();
-        peers.retain(|peer| *peer != failure.peer);
-        let was_sent = peers.len() < before;
-        if peers.is_empty() {
-            seeker.send(Way::Wait);
-        }
-        if was_sent && failure.fault == prepull_api::sites::PeerFault::Gone {
-            self.holders.remove(&failure.peer);
-        }
-        was_sent
+    /// Bytes of memory, roughly.
+    pub(super) fn cost(&self) -> usize {
+        /// The book, its texts, and its entries in the indexes.
+        const BOOK: usize = size_of::<Book>() + 400;
+        /// A seeker and its entries in `waiting`, `readers`, the timers and the list of its node.
+        const SEEKER: usize = size_of::<Seeker>() + 120;
+        const HOLDER: usize = size_of::<Holder>() + 24;
+        BOOK + self.seekers.len() * SEEKER + self.holders.len() * HOLDER
     }
 
-    /// The node has left the site.
-    pub(super) fn forget(&mut self, node: &NodeName, now: Timestamp) {
-        self.holders.remove(node);
-        self.seekers.remove(node);
-        self.note_idle(now);
+    /// Bytes a minute that a read from a whole holder has to bring.
+    pub(super) fn least_read(&self) -> u64 {
+        (self.id.size / 512).max(LEAST_READ)
     }
 
-    /// A new session of the node has begun, in which it says what it still wants. What it carries is its own until its lease
-    /// ends: after a restart it needs some seconds to go on.
-    pub(super) fn reconnect(&mut self, node: &NodeName, until: Timestamp) {
-        match self.seekers.get_mut(node).map(|seeker| &mut seeker.way) {
-            Some(Way::Registry { lease, .. }) => lease.until = lease.until.max(until),
-            Some(Way::Wait | Way::Peers { .. }) => _ = self.seekers.remove(node),
-            None => {}
+    pub(super) fn carry(&mut self) -> Option<&mut Carry> {
+        match &mut self.seekers.get_mut(&self.carrier?)?.way {
+            Way::Registry(carry) => Some(carry),
+            _ => None,
         }
     }
 
-    /// The session of the node has ended: what it was told holds for this much longer.
-    pub(super) fn shorten(&mut self, node: &NodeName, until: Timestamp) {
-        if let Some(Way::Registry { lease, .. } | Way::Peers { lease, .. }) =
-            self.seekers.get_mut(node).map(|seeker| &mut seeker.way)
-        {
-            lease.until = lease.until.min(until);
-        }
+    /// The nodes that read from this one.
+    pub(super) fn readers_of(&self, node: NodeId) -> impl Iterator<Item = NodeId> {
+        self.readers.range((node, 0)..=(node, NodeId::MAX)).map(|(_, reader)| *reader)
     }
 
-    /// Gives a carrier that is offline until then at least.
-    pub(super) fn prolong_offline_carrier(
-        &mut self,
-        until: Timestamp,
-        is_online: impl Fn(&NodeName) -> bool,
-    ) {
-        for (node, seeker) in &mut self.seekers {
-            if let Way::Registry { lease, .. } = &mut seeker.way
-                && !is_online(node)
-            {
-                lease.until = lease.until.max(until);
-            }
+    /// The node that this one reads from.
+    pub(super) fn source_of(&self, node: NodeId) -> Option<NodeId> {
+        match self.seekers.get(&node)?.way {
+            Way::Peer { from, .. } => Some(from),
+            _ => None,
         }
-    }
-
-    /// Ends the leases that have run out. Who is offline is forgotten with it: it says by itself what it wants when it is back.
-    pub(super) fn expire(
-        &mut self,
-        now: Timestamp,
-        faults: &mut Faults,
-        is_online: impl Fn(&NodeName) -> bool,
-    ) {
-        for (node, seeker) in &mut self.seekers {
-            match &seeker.way {
-                Way::Registry { lease, .. } if lease.until <= now => {
-                    faults.note_slow_carrier(node, now);
-                    seeker.send(Way::Wait);
-                }
-                Way::Peers { lease, peers } if lease.until <= now => {
-                    // Of one that says nothing itself, nobody knows whether its neighbour is slow.
-                    if let Some(peer) = peers.first().filter(|_| is_online(node)) {
-                        faults.avoid(node, peer, now);
-                    }
-                    seeker.send(Way::Wait);
-                }
-                _ => {}
-            }
-        }
-        self.seekers.retain(|node, seeker| seeker.way != Way::Wait || is_online(node));
-    }
-
-    /// When leases end.
-    pub(super) fn leases(&self) -> impl Iterator<Item = Timestamp> {
-        self.seekers.values().filter_map(|seeker| Some(seeker.lease()?.until))
-    }
-
-    /// Since when nobody wants the blob.
-    pub(super) fn note_idle(&mut self, now: Timestamp) -> Option<Timestamp> {
-        if self.seekers.is_empty() {
-            self.idle_since.get_or_insert(now);
-        } else {
-            self.idle_since = None;
-        }
-        self.idle_since
     }
 }

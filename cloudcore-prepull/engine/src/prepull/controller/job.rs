@@ -136,18 +136,14 @@ impl Job {
         self.members.is_in_progress(node, attempt)
     }
 
-    /// The references of all images of the node's task, if it is in progress and the job shares layers within sites.
-    pub(super) fn images_shared_by(&self, node: &NodeName, attempt: u32, by_default: bool) -> Option<Shared> {
-        self.members.images_shared_by(node, attempt, by_default)
+    /// What the node's task shares, while the job runs.
+    pub(super) fn shared_by(&self, node: &NodeName, attempt: u32, by_default: bool) -> Option<Shared> {
+        self.members.shared_by(node, attempt, by_default)
     }
 
     /// Bytes a second over the uplink of each site.
     pub(super) fn site_rate(&self) -> Option<NonZeroU64> {
         self.members.job()?.download.max_site_rate
-    }
-
-    pub(super) fn shared_images(&self) -> Vec<Shared> {
-        self.members.shared_images()
     }
 
     pub(super) fn in_hand(&self, node: &NodeName, attempt: u32) -> Option<TaskInHand> {
@@ -264,6 +260,7 @@ impl Job {
             // The attempt is over.
             _ if !is_current => {}
             DispatchOutcome::Sent(session) | DispatchOutcome::SentWithoutKeys(session) => {
+                self.members.note_keys(node, matches!(outcome, DispatchOutcome::SentWithoutKeys(_)));
                 let rollout = self.members.rollout_mut();
                 if rollout.mark_sent(node, *session) == Reattach::Dispatch {
                     self.dispatch(node, effects);

@@ -1,5 +1,7 @@
 //! What edges say, and what becomes of the tasks that were sent to them.
 
+use std::num::NonZeroU64;
+
 use prepull_api::task::{JobUid, NodeName, TaskId};
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, OpenPhase};
 
@@ -32,19 +34,14 @@ impl Controller {
         self.sessions.get(node).copied()
     }
 
-    /// The images for which jobs have got another limit of bytes a second over the uplink of a site.
-    pub(crate) fn take_new_rates(&mut self) -> Vec<Shared> {
+    /// The jobs with another limit of bytes a second over the uplink of a site.
+    pub(crate) fn take_new_rates(&mut self) -> Vec<(JobUid, Option<NonZeroU64>)> {
         std::mem::take(&mut self.new_rates)
     }
 
-    /// The references of all images of a task, if the node is to carry it out and its job shares layers within sites.
-    pub(crate) fn images_shared_by(
-        &self,
-        node: &NodeName,
-        task: &TaskId,
-        by_default: bool,
-    ) -> Option<Shared> {
-        self.jobs.get(&task.job)?.images_shared_by(node, task.attempt, by_default)
+    /// What a task shares, if the node carries it out or has done so, and its job shares layers within sites.
+    pub(crate) fn shared_by(&self, node: &NodeName, task: &TaskId, by_default: bool) -> Option<Shared> {
+        self.jobs.get(&task.job)?.shared_by(node, task.attempt, by_default)
     }
 
     pub(crate) fn in_hand(&self, node: &NodeName, task: &TaskId) -> Option<TaskInHand> {

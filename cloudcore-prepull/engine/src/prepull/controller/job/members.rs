@@ -1,6 +1,6 @@
 //! The nodes of a job: how each of them fares, and what it is to pull.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -32,6 +32,8 @@ pub(super) struct Members {
     /// What each node pulls. A node that is gone, or for which the overriders have become impossible, has no plan.
     plans: HashMap<NodeName, Arc<NodePlan>>,
     rollout: Rollout,
+    /// Nodes whose tasks were sent without the keys of some images.
+    without_keys: HashSet<NodeName>,
     skipped: Vec<SkippedNode>,
     /// All nodes that were left out: after a restart more than `skipped` holds.
     skipped_total: u32,
@@ -53,6 +55,7 @@ impl Members {
         Self {
             job: None,
             plans: HashMap::new(),
+            without_keys: HashSet::new(),
             rollout: Rollout::new(Settings::default(), Vec::new()),
             skipped: Vec::new(),
             skipped_total: 0,
@@ -115,22 +118,28 @@ impl Members {
         record.is_some_and(|record| record.phase == NodePhase::InProgress && record.attempt == attempt)
     }
 
-    /// The references of all images of the node's task, in order, if it is in progress and the job shares layers within
-    /// sites.
-    pub(super) fn images_shared_by(&self, node: &NodeName, attempt: u32, by_default: bool) -> Option<Shared> {
-        let job = self.job.as_ref()?;
-        if !self.is_in_progress(node, attempt) || !job.download.share.unwrap_or(by_default) {
+    /// What the node's task shares, if the job shares layers within sites and the task is in progress or has succeeded.
+    pub(super) fn shared_by(&self, node: &NodeName, attempt: u32, by_default: bool) -> Option<Shared> {
+        let job = self.job.as_ref().filter(|job| job.download.share.unwrap_or(by_default))?;
+        let record = self.rollout.record(node).filter(|record| record.attempt == attempt)?;
+        let has_succeeded = record.phase == NodePhase::Successful;
+        if !has_succeeded && record.phase != NodePhase::InProgress {
             return None;
         }
-        Some(Shared { images: self.plans.get(node)?.references(), max_rate: job.download.max_site_rate })
+        let mut entitlement = self.plans.get(node)?.entitlement();
+        if self.without_keys.contains(node) {
+            entitlement.push_str("\nwithout keys");
+        }
+        Some(Shared { entitlement: entitlement.into(), max_rate: job.download.max_site_rate, has_succeeded })
     }
 
-    /// What the nodes of the job share, for each set of images that some of them pull.
-    pub(super) fn shared_images(&self) -> Vec<Shared> {
-        let Some(job) = &self.job else { return Vec::new() };
-        let images: BTreeSet<_> = self.plans.values().map(|plan| plan.references()).collect();
-        let max_rate = job.download.max_site_rate;
-        images.into_iter().map(|images| Shared { images, max_rate }).collect()
+    /// Whether the cloud withheld keys from the present task of the node: it doesn't share with nodes that got them.
+    pub(super) fn note_keys(&mut self, node: &NodeName, are_withheld: bool) {
+        if are_withheld {
+            self.without_keys.insert(node.clone());
+        } else {
+            self.without_keys.remove(node);
+        }
     }
 
     /// The references of a task that the node has not ended, and when the node started.

@@ -290,7 +290,7 @@ fn another_site_rate_is_told_at_once() {
     let (mut world, nodes) = fleet(2);
     let rates = |world: &mut World| {
         let rates = world.controller.take_new_rates();
-        rates.iter().map(|shared| shared.max_rate.map(std::num::NonZeroU64::get)).collect::<Vec<_>>()
+        rates.into_iter().map(|(_, rate)| rate.map(std::num::NonZeroU64::get)).collect::<Vec<_>>()
     };
     world.give(job_with(&nodes, json!({}), 1, None));
     assert_eq!((world.taken().len(), rates(&mut world)), (2, vec![]));

@@ -1,0 +1,330 @@
+//! Leases: at most one for each blob, given by the tracker alone, and kept as long as neighbours confirm its progress.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU64;
+
+use prepull_api::task::JobUid;
+
+use super::book::{Carry, Way};
+use super::nodes::NodeId;
+use super::report::SiteEventKind;
+use super::site::Turn;
+use super::{HOUR, LEASE, SECOND, Time};
+
+/// Most blobs that are carried into a site at a time: more connections would share the same uplink.
+const CARRIED_INTO_SITE: usize = 6;
+/// Most blobs that one node downloads over the uplink at a time, as without a site.
+const CARRIED_BY_NODE: usize = 3;
+/// Most candidates for one lease, and most blobs without a lease, that one look considers.
+const CANDIDATES: usize = 64;
+const PLACES: usize = 256;
+/// A lease that no neighbour can confirm lasts this long, or as long as a quarter of the fastest uplink seen here takes.
+const UNCONFIRMED: Time = 600 * SECOND;
+/// Jobs with a limit that a site remembers while none of their nodes downloads.
+const RATES: usize = 64;
+/// A carrier has to reach this part of its share of the fastest uplink seen here.
+const SLOWEST: u64 = 4;
+/// Leases that a waiting node with this part of the blob more than is confirmed takes over.
+const TAKEOVER: u64 = 4;
+
+impl Carry {
+    pub(super) fn note_reported(&mut self, done: u64, before: u64, now: Time) {
+        if done > before && self.tested_since.is_none() {
+            self.until = now + LEASE;
+        }
+        let (from, since) = self.reported;
+        if now - since >= LEASE / 4 {
+            self.bytes_per_second = rate(done.saturating_sub(from), now - since);
+            self.reported = (done, now);
+        }
+    }
+}
+
+fn rate(bytes: u64, time: Time) -> u64 {
+    bytes.saturating_mul(1000) / u64::try_from(time).unwrap_or(1).max(1)
+}
+
+impl Turn<'_> {
+    /// Another node has received so much of the blob.
+    pub(super) fn confirm(&mut self, number: u32, done: u64) {
+        let (now, lanes) = (self.now, self.site.leases.len() as u64);
+        let Some(book) = self.site.books.get_mut(&number) else { return };
+        book.confirmed = book.confirmed.max(done);
+        let (confirmed, size) = (book.confirmed, book.id.size);
+        let Some(carry) = book.carry() else { return };
+        carry.until = now + LEASE;
+        let (from, since) = carry.confirmed;
+        let is_measured = now - since >= LEASE || confirmed == size && now - since >= SECOND;
+        let uplink = rate(confirmed.saturating_sub(from), now - since).saturating_mul(lanes.max(1));
+        if is_measured {
+            carry.confirmed = (confirmed, now);
+        }
+        // The link works: it was the loser that was slow.
+        if let Some((loser, before, slow)) = book.suspect
+            && confirmed > before
+            && (slow == 0 || is_measured)
+        {
+            book.suspect = None;
+            if slow == 0 || uplink > slow.saturating_mul(SLOWEST) {
+                self.blame(loser);
+            }
+        }
+        if is_measured {
+            self.judge_rate(number, uplink);
+        }
+    }
+
+    /// Ends a lease that is far slower than the uplink can be, if another node can go on. Where no other node has shown how
+    /// fast that is, the lease of a long download changes hands once: a slow node can't be told from a slow link otherwise.
+    fn judge_rate(&mut self, number: u32, uplink: u64) {
+        let Some(book) = self.site.books.get(&number) else { return };
+        let Some(carrier) = book.carrier else { return };
+        let (fastest, at, by) = self.site.fastest;
+        let is_alone = at == 0 || at + HOUR < self.now || by == carrier;
+        if uplink >= fastest || is_alone {
+            self.site.fastest = (uplink, self.now, carrier);
+        }
+        let may_go_on = |id: NodeId| !book.losers.contains(&id) && self.nodes[id].trust.no_lease_until <= self.now;
+        let takes_long = || {
+            let left = book.id.size.saturating_sub(book.confirmed).saturating_mul(1000);
+            left / uplink.max(1) > UNCONFIRMED.unsigned_abs()
+        };
+        let is_slow =
+            if is_alone { book.losers.is_empty() && takes_long() } else { uplink.saturating_mul(SLOWEST) < fastest };
+        if is_slow && book.readers_of(carrier).any(may_go_on) {
+            self.lose(number, carrier, uplink.max(1));
+        }
+    }
+
+    fn lose(&mut self, number: u32, node: NodeId, slow: u64) {
+        let Some(book) = self.site.books.get_mut(&number) else { return };
+        book.losers.retain(|loser| *loser != node);
+        book.losers.push(node);
+        book.suspect = Some((node, book.confirmed, slow));
+        let digest = book.id.digest.clone();
+        let readers: Vec<NodeId> = book.readers_of(node).collect();
+        if slow == 0 {
+            readers.into_iter().for_each(|reader| self.site.pairs.avoid((reader, node), self.now));
+        }
+        self.site.counters.leases_lost += 1;
+        self.event(node, &digest, SiteEventKind::LeaseLost);
+        self.set_way(number, node, Way::Wait);
+    }
+
+    /// A successor has shown that the node was slow. The second time it gets no lease for an hour.
+    pub(super) fn blame(&mut self, node: NodeId) {
+        let trust = &mut self.nodes[node].trust;
+        if trust.lost_at.replace(self.now).is_some_and(|at| at + HOUR > self.now) {
+            trust.no_lease_until = self.now + HOUR;
+            self.event(node, "", SiteEventKind::CarriesNothing);
+        }
+    }
+
+    /// The time of a seeker's source has ended, if it wasn't prolonged.
+    pub(super) fn expire(&mut self, number: u32, node: NodeId) {
+        let now = self.now;
+        let Some(book) = self.site.books.get_mut(&number) else { return };
+        let (confirmed, seekers, size) = (book.confirmed, book.seekers.len(), book.id.size);
+        let can_confirm = || {
+            let mut others = book.seekers.keys().filter(|id| **id != node).take(CANDIDATES);
+            others.any(|id| self.nodes[*id].reads_streams && self.nodes[*id].trust.loner_until <= now)
+        };
+        let can_confirm = self.nodes[node].streams && can_confirm();
+        let Some(seeker) = book.seekers.get_mut(&node) else { return };
+        let done = seeker.done;
+        match &mut seeker.way {
+            Way::Wait => {}
+            Way::Registry(carry) if carry.until > now => self.wake_seeker(number, node),
+            Way::Peer { read, .. } if read.until > now => self.wake_seeker(number, node),
+            _ if !self.nodes[node].is_online => self.remove_seeker(number, node),
+            Way::Registry(carry) => {
+                let is_lease = carry.alone.is_empty();
+                let end = if seekers == 1 {
+                    None
+                } else if can_confirm && carry.tested_since.is_some() {
+                    carry.tested_since.map(|since| since.max(carry.until - LEASE) + LEASE)
+                } else {
+                    let fastest = self.site.fastest.0 / SLOWEST / CARRIED_INTO_SITE as u64;
+                    let time = size.saturating_mul(1000).checked_div(fastest).unwrap_or(0);
+                    let time = Time::try_from(time).unwrap_or(Time::MAX / 4).clamp(UNCONFIRMED, 24 * HOUR);
+                    Some((carry.since + time).min(carry.until))
+                };
+                if end.is_none_or(|end| end > now) {
+                    carry.until = end.unwrap_or(now + LEASE).max(now + SECOND);
+                    self.wake_seeker(number, node);
+                } else if is_lease {
+                    self.lose(number, node, 0);
+                } else {
+                    self.set_way(number, node, Way::Wait);
+                }
+            }
+            Way::Peer { from, is_stream, read, .. } => {
+                let from = *from;
+                // The whole tree is held up: the lease of its root shows why.
+                if *is_stream && confirmed <= done {
+                    read.until = now + LEASE;
+                    return self.wake_seeker(number, node);
+                }
+                self.site.pairs.avoid((node, from), now);
+                let digest = book.id.digest.clone();
+                self.set_way(number, node, Way::Wait);
+                self.note_complaint(number, node, from, &digest);
+            }
+        }
+    }
+
+    /// A waiting node that has far more than the carrier takes its lease over, once.
+    pub(super) fn note_ahead(&mut self, number: u32, node: NodeId) {
+        let Some(book) = self.site.books.get_mut(&number) else { return };
+        let done_of = |id: &NodeId| book.seekers.get(id).map_or(0, |seeker| seeker.done);
+        let done = done_of(&node);
+        if !book.waiting.contains(&node) || done == 0 {
+            return;
+        }
+        if book.ahead.as_ref().is_none_or(|ahead| !book.waiting.contains(ahead) || done_of(ahead) < done) {
+            book.ahead = Some(node);
+        }
+        let Some(carrier) = book.carrier else { return };
+        let has = book.confirmed.max(if self.nodes[carrier].reads_streams { 0 } else { done_of(&carrier) });
+        let is_far = done.saturating_sub(has) >= (book.id.size / TAKEOVER).max(1) && done > done_of(&carrier);
+        if is_far && !book.losers.contains(&node) && self.nodes[node].trust.no_lease_until <= self.now {
+            book.losers.push(node);
+            self.set_way(number, carrier, Way::Wait);
+            self.lease(number, node);
+        }
+    }
+
+    fn lease(&mut self, number: u32, node: NodeId) {
+        let Some(book) = self.site.books.get(&number) else { return };
+        let done = book.seekers.get(&node).map_or(0, |seeker| seeker.done);
+        let carry = Carry::new("", done, book.confirmed, self.now);
+        self.set_way(number, node, Way::Registry(Box::new(carry)));
+        self.site.mark(number);
+    }
+
+    pub(super) fn carry_alone(&mut self, number: u32, node: NodeId, why: &'static str) -> bool {
+        if self.nodes[node].carries >= CARRIED_BY_NODE {
+            return false;
+        }
+        let Some(book) = self.site.books.get(&number) else { return false };
+        let done = book.seekers.get(&node).map_or(0, |seeker| seeker.done);
+        let carry = Carry::new(why, done, book.confirmed, self.now);
+        self.set_way(number, node, Way::Registry(Box::new(carry)));
+        true
+    }
+
+    /// Gives leases while lanes are free, in the order of the books' places.
+    pub(super) fn give_leases(&mut self) {
+        let places: Vec<u32> = self.site.places.iter().take(PLACES).map(|place| place.3).collect();
+        let mut lacks_lane = false;
+        for number in places {
+            self.steps = self.steps.saturating_sub(1);
+            let Some(node) = self.candidate(number) else { continue };
+            if self.site.leases.len() >= CARRIED_INTO_SITE {
+                lacks_lane = true;
+                break;
+            }
+            self.lease(number, node);
+        }
+        if lacks_lane {
+            self.end_lone_leases();
+        }
+    }
+
+    /// Leases of blobs that no other node wants give way to those that several want, without blame.
+    fn end_lone_leases(&mut self) {
+        for number in self.site.leases.clone() {
+            let Some(book) = self.site.books.get_mut(&number) else { continue };
+            if book.seekers.len() > 1 {
+                continue;
+            }
+            let (now, carrier) = (self.now, book.carrier);
+            let since = book.carry().map_or(now, |carry| carry.since);
+            let best = self.site.places.first().map_or(0, |place| place.0.0);
+            if since + LEASE <= now && best > 1 {
+                carrier.inspect(|carrier| self.set_way(number, *carrier, Way::Wait));
+            } else {
+                self.wake_book(number, (since + LEASE).max(now + SECOND));
+            }
+        }
+    }
+
+    /// The node that is to carry the blob: one that has most of it, can serve it afterwards, and has least to do.
+    fn candidate(&mut self, number: u32) -> Option<NodeId> {
+        let book = self.site.books.get(&number).filter(|book| book.gather_until <= self.now)?;
+        let now = self.now;
+        let from = book.next_waiting;
+        let waiting = book.waiting.range(from..).chain(book.waiting.range(..from)).take(CANDIDATES).copied();
+        let holders = || book.holders.iter().take(CANDIDATES);
+        let avoids = |node, holder| self.site.pairs.check(node, holder, now) == super::trust::Reach::Avoided;
+        let is_root = |holder: NodeId, is_proven: bool| {
+            let of = &self.nodes[holder];
+            let is_offered = of.serves_now() && of.trust.no_holder_until <= now || of.is_awaited(now);
+            let is_tested = || {
+                let mut waiting = book.waiting.iter().take(4);
+                book.readers_of(holder).next().is_some() || waiting.any(|node| !avoids(*node, holder))
+            };
+            is_offered && (is_proven || is_tested())
+        };
+        if holders().any(|(id, of)| is_root(*id, of.is_proven)) {
+            return None;
+        }
+        self.steps = self.steps.saturating_sub(CANDIDATES / 8);
+        let free = |id: &NodeId| self.nodes[*id].is_online && self.nodes[*id].carries < CARRIED_BY_NODE;
+        let ahead = book.ahead.filter(|ahead| book.waiting.contains(ahead));
+        ahead.into_iter().chain(waiting).filter(free).min_by_key(|id| {
+            let of = &self.nodes[*id];
+            let done = book.seekers.get(id).map_or(0, |seeker| seeker.done);
+            let lost = book.losers.iter().position(|loser| loser == id).map_or(0, |place| place + 1);
+            let trust = &of.trust;
+            (
+                trust.no_lease_until > now,
+                lost,
+                !of.serves_now(),
+                trust.loner_until > now,
+                std::cmp::Reverse(done),
+                of.carries,
+            )
+        })
+    }
+
+    /// Divides the limits of the jobs among the nodes that download over the uplink, and then among the blobs of each.
+    pub(super) fn divide_rates(&mut self) {
+        if !std::mem::take(&mut self.site.has_new_rates) {
+            return;
+        }
+        let mut parts: BTreeMap<JobUid, BTreeMap<NodeId, u64>> = BTreeMap::new();
+        let job_of = |number: &u32, node: &NodeId| {
+            let seeker = self.site.books.get(number)?.seekers.get(node)?;
+            Some(seeker.task.job.clone())
+        };
+        let jobs: Vec<_> = self
+            .site
+            .carrying
+            .iter()
+            .filter_map(|(node, number)| Some((*node, *number, job_of(number, node)?)))
+            .collect();
+        for (node, _, job) in &jobs {
+            *parts.entry(job.clone()).or_default().entry(*node).or_default() += 1;
+        }
+        if self.site.rates.len() > RATES {
+            self.site.rates.retain(|job, _| parts.contains_key(job));
+        }
+        for (node, number, job) in jobs {
+            let part = self.site.rates.get(&job).zip(parts.get(&job)).map(|(rate, nodes)| {
+                let blobs = nodes.get(&node).copied().unwrap_or(1);
+                NonZeroU64::new(rate.get() / nodes.len() as u64 / blobs).unwrap_or(NonZeroU64::MIN)
+            });
+            let Some(seeker) = self.site.books.get_mut(&number).and_then(|book| book.seekers.get_mut(&node))
+            else {
+                continue;
+            };
+            if let Way::Registry(carry) = &mut seeker.way
+                && std::mem::replace(&mut carry.max_rate, part) != part
+            {
+                seeker.is_told = false;
+                self.tell_waiting(number, node);
+            }
+        }
+    }
+}

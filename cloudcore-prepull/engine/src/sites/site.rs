@@ -1,0 +1,583 @@
+//! One site: its books and their indexes, and the changes of a source, of which each keeps all indexes right.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+use prepull_api::sites::{BlobNews, BlobState, MAX_BLOBS, MAX_PEERS};
+use prepull_api::task::{JobUid, NodeName, TaskId};
+
+use super::book::{Book, BookId, Carry, Holder, Seeker, Way};
+use super::nodes::{NodeId, Nodes};
+use super::report::{SiteCounters, SiteEvent, SiteEventKind};
+use super::trust::Pairs;
+use super::{Direction, Directions, GATHER, HOUR, REMINDER, Time};
+
+/// The number of a timer's book for a node's reminder, and of a timer's node for the book itself.
+const NONE: u32 = u32::MAX;
+/// Blobs of one node that count as few in the order of leases: an image or two.
+const FEW_BLOBS: usize = 128;
+/// Steps of one look, each some hundred nanoseconds: what is left is done by the next one, at once.
+const STEPS: usize = 4096;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Site {
+    pub(super) name: Arc<str>,
+    pub(super) ids: BTreeMap<BookId, u32>,
+    pub(super) books: BTreeMap<u32, Book>,
+    pub(super) next_id: u32,
+    pub(super) dirty: VecDeque<u32>,
+    /// Nodes that may serve one more.
+    pub(super) offered: VecDeque<NodeId>,
+    pub(super) to_tell: VecDeque<(NodeId, u32)>,
+    pub(super) timers: BTreeSet<(Time, u32, NodeId)>,
+    pub(super) places: BTreeSet<super::book::Place>,
+    /// Books with a lease, and all downloads over the uplink.
+    pub(super) leases: BTreeSet<u32>,
+    pub(super) carrying: BTreeSet<(NodeId, u32)>,
+    pub(super) rates: BTreeMap<JobUid, NonZeroU64>,
+    pub(super) has_new_rates: bool,
+    pub(super) pairs: Pairs,
+    /// The fastest uplink seen, in confirmed bytes a second of all leases, when, and by which node.
+    pub(super) fastest: (u64, Time, NodeId),
+    pub(super) counters: SiteCounters,
+    pub(super) nodes: usize,
+    pub(super) waiting_nodes: usize,
+    pub(super) idle: BTreeSet<(Time, u32)>,
+    pub(super) looked_at: Time,
+    /// The entry in the order of all sites.
+    pub(super) due: Option<Time>,
+}
+
+/// A site with what it works on.
+pub(super) struct Turn<'a> {
+    pub(super) site: &'a mut Site,
+    pub(super) nodes: &'a mut Nodes,
+    pub(super) events: &'a mut VecDeque<SiteEvent>,
+    /// Bytes of all books of all sites.
+    pub(super) bytes: &'a mut usize,
+    pub(super) now: Time,
+    pub(super) steps: usize,
+}
+
+impl Site {
+    /// When it is looked at next.
+    pub(super) fn next_look(&self) -> Option<Time> {
+        let has_work = !(self.dirty.is_empty() && self.offered.is_empty() && self.to_tell.is_empty());
+        let work = (has_work || self.has_new_rates).then(|| self.looked_at + super::PACE);
+        [work, self.timers.first().map(|timer| timer.0)].into_iter().flatten().min()
+    }
+
+    /// The limit of a job's bytes a second over the uplink.
+    pub(super) fn set_rate(&mut self, job: &JobUid, max_rate: Option<NonZeroU64>) {
+        if self.rates.get(job).copied() != max_rate {
+            self.has_new_rates = true;
+            match max_rate {
+                Some(rate) => _ = self.rates.insert(job.clone(), rate),
+                None => _ = self.rates.remove(job),
+            }
+        }
+    }
+
+    pub(super) fn mark(&mut self, id: u32) {
+        if let Some(book) = self.books.get_mut(&id).filter(|book| !book.is_dirty) {
+            book.is_dirty = true;
+            self.dirty.push_back(id);
+        }
+    }
+}
+
+impl Turn<'_> {
+    pub(super) fn event(&mut self, node: NodeId, digest: &str, kind: SiteEventKind) {
+        if self.events.len() >= super::MAX_EVENTS {
+            self.events.pop_front();
+        }
+        let (site, node) = (self.site.name.to_string(), self.nodes[node].name.clone());
+        self.events.push_back(SiteEvent { site, node, digest: digest.to_owned(), kind });
+    }
+
+    pub(super) fn add_book(&mut self, id: BookId) -> u32 {
+        let number = self.site.next_id;
+        self.site.next_id = (number + 1) % NONE;
+        self.site.ids.insert(id.clone(), number);
+        self.site.books.insert(number, Book::new(id, self.now));
+        number
+    }
+
+    pub(super) fn remove_book(&mut self, number: u32) {
+        let Some(book) = self.site.books.get(&number) else { return };
+        let nodes: Vec<NodeId> = book.seekers.keys().chain(book.holders.keys()).copied().collect();
+        for node in nodes {
+            self.leave(number, node);
+        }
+        let Some(book) = self.site.books.remove(&number) else { return };
+        self.site.ids.remove(&book.id);
+        book.idle_since.inspect(|since| _ = self.site.idle.remove(&(*since, number)));
+        book.place.inspect(|place| _ = self.site.places.remove(place));
+        *self.bytes -= book.charged;
+    }
+
+    /// The books of a digest, of all sizes.
+    pub(super) fn books_of(&self, entitlement: &Arc<str>, digest: &str) -> Vec<u32> {
+        let id = |size| BookId { entitlement: entitlement.clone(), digest: digest.into(), size };
+        self.site.ids.range(id(0)..=id(u64::MAX)).map(|(_, number)| *number).collect()
+    }
+
+    /// Forgets the book that was idle for the longest time.
+    pub(super) fn make_room(&mut self) -> bool {
+        let Some((_, number)) = self.site.idle.first().copied() else { return false };
+        self.remove_book(number);
+        true
+    }
+
+    /// Changes the end of what a node was told of a blob. A node that waits says again what it wants.
+    pub(super) fn limit_time(&mut self, number: u32, node: NodeId, wake: Time, until: impl Fn(Time) -> Time) {
+        let Some(book) = self.site.books.get_mut(&number) else { return };
+        match book.seekers.get_mut(&node).map(|seeker| &mut seeker.way) {
+            None => return,
+            Some(Way::Wait) => self.remove_seeker(number, node),
+            Some(Way::Registry(carry)) => carry.until = until(carry.until),
+            Some(Way::Peer { read, .. }) => read.until = until(read.until),
+        }
+        self.site.timers.insert((wake.max(self.now), number, node));
+    }
+
+    /// Keeps the indexes of a book right after a change.
+    pub(super) fn settle(&mut self, number: u32) {
+        let Some(book) = self.site.books.get_mut(&number) else { return };
+        *self.bytes = *self.bytes + book.cost() - book.charged;
+        book.charged = book.cost();
+        let needs_carrier = book.carrier.is_none() && !book.waiting.is_empty();
+        let place = needs_carrier.then(|| {
+            // A single node that names many blobs comes after one that names few.
+            let alone = if book.waiting.len() == 1 { book.waiting.first() } else { None };
+            let of_node = alone.map_or(0, |node| {
+                u32::try_from(self.nodes[*node].books.len() / FEW_BLOBS).unwrap_or(u32::MAX)
+            });
+            (std::cmp::Reverse(book.waiting.len()), of_node, std::cmp::Reverse(book.id.size), number)
+        });
+        if place != book.place {
+            std::mem::replace(&mut book.place, place).inspect(|old| _ = self.site.places.remove(old));
+            self.site.places.extend(place);
+        }
+        let idle = book.seekers.is_empty().then(|| book.idle_since.unwrap_or(self.now));
+        if idle != book.idle_since {
+            std::mem::replace(&mut book.idle_since, idle)
+                .inspect(|since| _ = self.site.idle.remove(&(*since, number)));
+            self.site.idle.extend(idle.map(|since| (since, number)));
+        }
+        if book.seekers.is_empty() && book.holders.is_empty() {
+            self.remove_book(number);
+        }
+    }
+
+    /// Notes that a node has to do with a book. `false`: it has to do with too many.
+    pub(super) fn join(&mut self, number: u32, node: NodeId) -> bool {
+        let books = &mut self.nodes[node].books;
+        if !books.contains(&number) && books.len() >= super::MAX_BOOKS_OF_NODE {
+            return false;
+        }
+        self.site.nodes += usize::from(books.is_empty());
+        books.insert(number);
+        true
+    }
+
+    pub(super) fn part(&mut self, number: u32, node: NodeId) {
+        let Some(book) = self.site.books.get(&number) else { return };
+        if !book.seekers.contains_key(&node)
+            && !book.holders.contains_key(&node)
+            && self.nodes[node].books.remove(&number)
+        {
+            self.site.nodes -= usize::from(self.nodes[node].books.is_empty());
+        }
+    }
+
+    /// The node has nothing to do with the blob any more.
+    pub(super) fn leave(&mut self, number: u32, node: NodeId) {
+        self.remove_holder(number, node);
+        self.remove_seeker(number, node);
+    }
+
+    pub(super) fn remove_holder(&mut self, number: u32, node: NodeId) {
+        let Some(book) = self.site.books.get_mut(&number) else { return };
+        if book.holders.remove(&node).is_some() {
+            self.detach_readers(number, node);
+            self.part(number, node);
+            self.settle(number);
+        }
+    }
+
+    pub(super) fn remove_seeker(&mut self, number: u32, node: NodeId) {
+        self.set_way(number, node, Way::Wait);
+        self.detach_readers(number, node);
+        let Some(book) = self.site.books.get_mut(&number) else { return };
+        if book.seekers.remove(&node).is_none() {
+            return;
+        }
+        book.waiting.remove(&node);
+        self.count_waiting(node, false);
+        self.part(number, node);
+        self.settle(number);
+    }
+
+    fn count_waiting(&mut self, node: NodeId, more: bool) {
+        let of = &mut self.nodes[node];
+        if more {
+            self.site.waiting_nodes += usize::from(of.waiting == 0);
+            of.waiting += 1;
+            if !std::mem::replace(&mut of.has_reminder, true) {
+                self.site.timers.insert((self.now + REMINDER, NONE, node));
+            }
+        } else {
+            of.waiting -= 1;
+            self.site.waiting_nodes -= usize::from(of.waiting == 0);
+        }
+    }
+
+    pub(super) fn add_seeker(&mut self, number: u32, node: NodeId, task: &Arc<TaskId>) {
+        let Some(book) = self.site.books.get_mut(&number) else { return };
+        if book.seekers.is_empty() {
+            book.gather_until = self.now + GATHER;
+        }
+        book.seekers.insert(node, Seeker::new(task.clone()));
+        book.waiting.insert(node);
+        self.count_waiting(node, true);
+        self.wake_book(number, self.now + GATHER);
+        self.site.mark(number);
+        self.settle(number);
+    }
+
+    /// Sends the readers of a node elsewhere.
+    pub(super) fn detach_readers(&mut self, number: u32, node: NodeId) {
+        let Some(book) = self.site.books.get(&number) else { return };
+        for reader in book.readers_of(node).collect::<Vec<_>>() {
+            self.set_way(number, reader, Way::Wait);
+        }
+    }
+
+    /// Gives a seeker another source.
+    pub(super) fn set_way(&mut self, number: u32, node: NodeId, way: Way) {
+        let Some(book) = self.site.books.get_mut(&number) else { return };
+        let Some(seeker) = book.seekers.get_mut(&node) else { return };
+        let new = match &way {
+            Way::Wait => None,
+            Way::Registry(carry) => Some((None, carry.until, carry.alone.is_empty())),
+            Way::Peer { from, is_stream, read, .. } => Some((Some((*from, *is_stream)), read.until, false)),
+        };
+        seeker.is_told = false;
+        match std::mem::replace(&mut seeker.way, way) {
+            Way::Wait => {
+                if new.is_none() {
+                    return;
+                }
+                book.waiting.remove(&node);
+                self.count_waiting(node, false);
+            }
+            Way::Registry(_) => {
+                self.nodes[node].carries -= 1;
+                self.site.carrying.remove(&(node, number));
+                self.site.has_new_rates = true;
+                if book.carrier == Some(node) {
+                    book.carrier = None;
+                    self.site.leases.remove(&number);
+                }
+            }
+            Way::Peer { from, is_stream, .. } => {
+                book.readers.remove(&(from, node));
+                let source = &mut self.nodes[from];
+                source.serves -= 1;
+                source.streamed -= usize::from(is_stream);
+                self.offer(from);
+            }
+        }
+        let Some(book) = self.site.books.get_mut(&number) else { return };
+        self.site.to_tell.push_back((node, number));
+        let Some((source, until, is_lease)) = new else {
+            book.waiting.insert(node);
+            book.receiving.remove(&node);
+            self.count_waiting(node, true);
+            self.detach_readers(number, node);
+            self.site.mark(number);
+            return self.settle(number);
+        };
+        book.receiving.insert(node);
+        self.site.timers.insert((until, number, node));
+        if let Some((from, is_stream)) = source {
+            book.readers.insert((from, node));
+            let source = &mut self.nodes[from];
+            source.serves += 1;
+            source.streamed += usize::from(is_stream);
+            if book.carrier == Some(from)
+                && let Some(carry) = book.carry()
+            {
+                carry.tested_since.get_or_insert(self.now);
+            }
+        } else {
+            self.nodes[node].carries += 1;
+            self.site.carrying.insert((node, number));
+            self.site.has_new_rates = true;
+            if is_lease {
+                book.carrier = Some(node);
+                self.site.leases.insert(number);
+            }
+        }
+        self.offer(node);
+        self.settle(number);
+    }
+
+    pub(super) fn offer(&mut self, node: NodeId) {
+        if !std::mem::replace(&mut self.nodes[node].is_offered, true) {
+            self.site.offered.push_back(node);
+        }
+    }
+
+    pub(super) fn wake_book(&mut self, number: u32, at: Time) {
+        self.site.timers.insert((at, number, NONE));
+    }
+
+    /// Wakes up for a seeker again when its time ends.
+    pub(super) fn wake_seeker(&mut self, number: u32, node: NodeId) {
+        let until = self.site.books.get(&number).and_then(|book| book.seekers.get(&node)?.until());
+        self.site.timers.extend(until.map(|until| (until.max(self.now + super::SECOND), number, node)));
+    }
+
+    /// Takes in the state of a blob at a node.
+    pub(super) fn note(
+        &mut self,
+        number: u32,
+        node: NodeId,
+        task: &Arc<TaskId>,
+        blob: &BlobNews,
+        succeeded: bool,
+    ) {
+        let Some(book) = self.site.books.get_mut(&number) else { return };
+        let done = blob.done.min(book.id.size);
+        match blob.state {
+            BlobState::Here => return self.note_here(number, node, succeeded),
+            BlobState::Dropped => return self.remove_seeker(number, node),
+            _ => {}
+        }
+        if book.holders.contains_key(&node) {
+            self.remove_holder(number, node);
+        }
+        let is_new = self.site.books.get(&number).is_some_and(|book| !book.seekers.contains_key(&node));
+        if is_new {
+            self.add_seeker(number, node, task);
+        }
+        let Some(book) = self.site.books.get_mut(&number) else { return };
+        let (least, confirmed) = (book.least_read(), book.confirmed);
+        let Some(seeker) = book.seekers.get_mut(&node) else { return };
+        seeker.task.clone_from(task);
+        let more = done.saturating_sub(seeker.done);
+        let before = std::mem::replace(&mut seeker.done, done);
+        let is_gathering = book.gather_until > self.now;
+        match (blob.state, &mut seeker.way) {
+            (BlobState::Carrying, Way::Registry(carry)) => {
+                self.site.counters.bytes_carried += more;
+                carry.note_reported(done, before, self.now);
+                return;
+            }
+            (BlobState::Fetching, Way::Peer { read, is_stream, .. }) => {
+                self.site.counters.bytes_shared += more;
+                read.renew(done, if *is_stream { 1 } else { least }, self.now);
+                if more > 0 && done > confirmed {
+                    self.confirm(number, done);
+                }
+                return;
+            }
+            (BlobState::Wanted, Way::Wait) if !is_new => {}
+            (BlobState::Carrying, Way::Wait) if !is_gathering => {
+                seeker.is_told = false;
+                self.site.to_tell.push_back((node, number));
+                self.site.counters.claims_refused += 1;
+                self.event(node, &blob.digest, SiteEventKind::ClaimRefused);
+            }
+            _ => {
+                seeker.is_told = false;
+                self.site.to_tell.push_back((node, number));
+            }
+        }
+        self.note_ahead(number, node);
+    }
+
+    fn note_here(&mut self, number: u32, node: NodeId, succeeded: bool) {
+        let now = self.now;
+        let Some(book) = self.site.books.get_mut(&number) else { return };
+        let (size, source) = (book.id.size, book.source_of(node));
+        let is_carrier = book.carrier == Some(node);
+        let mut is_proven = succeeded;
+        if let Some(seeker) = book.seekers.get(&node) {
+            is_proven |= seeker.is_proven;
+            let more = size.saturating_sub(seeker.done);
+            match seeker.way {
+                Way::Peer { .. } => self.site.counters.bytes_shared += more,
+                Way::Registry(_) => self.site.counters.bytes_carried += more,
+                Way::Wait => {}
+            }
+        }
+        if let Some(source) = source {
+            self.confirm(number, size);
+            self.site.pairs.note_success(self.nodes, node, source, now);
+            self.prove(number, source);
+        }
+        let Some(book) = self.site.books.get_mut(&number) else { return };
+        if is_carrier {
+            book.losers.retain(|loser| *loser != node);
+        }
+        // The readers stay: they read from a whole holder now.
+        let readers: Vec<NodeId> = book.readers_of(node).collect();
+        for reader in readers {
+            if let Some(Way::Peer { is_stream, .. }) =
+                book.seekers.get_mut(&reader).map(|seeker| &mut seeker.way)
+                && std::mem::replace(is_stream, false)
+            {
+                self.nodes[node].streamed -= 1;
+            }
+        }
+        if self.nodes[node].trust.no_holder_until <= now && book.holders.len() < super::MAX_HOLDERS {
+            book.holders.entry(node).or_insert_with(Holder::default);
+        }
+        book.receiving.remove(&node);
+        self.end_seeker(number, node);
+        if is_proven {
+            self.prove(number, node);
+        }
+        self.offer(node);
+        self.site.mark(number);
+    }
+
+    /// The seeker has ended well: its readers stay.
+    fn end_seeker(&mut self, number: u32, node: NodeId) {
+        let Some(book) = self.site.books.get_mut(&number) else { return };
+        let readers: Vec<NodeId> = book.readers_of(node).collect();
+        for reader in &readers {
+            book.readers.remove(&(node, *reader));
+        }
+        self.remove_seeker(number, node);
+        let Some(book) = self.site.books.get_mut(&number) else { return };
+        book.readers.extend(readers.iter().map(|reader| (node, *reader)));
+        if !book.holders.contains_key(&node) {
+            self.detach_readers(number, node);
+        }
+    }
+
+    /// The node has delivered the blob, or is known to have it.
+    pub(super) fn prove(&mut self, number: u32, node: NodeId) {
+        let Some(book) = self.site.books.get_mut(&number) else { return };
+        if let Some(holder) = book.holders.get_mut(&node) {
+            let is_new = !std::mem::replace(&mut holder.is_proven, true);
+            holder.complaint = None;
+            let suspect = book.suspect.take().filter(|(loser, ..)| *loser != node);
+            if let Some((loser, ..)) = suspect {
+                self.blame(loser);
+            }
+            if is_new {
+                self.stop_needless_carrier(number, node);
+                self.offer(node);
+            }
+        } else if let Some(seeker) = book.seekers.get_mut(&node) {
+            seeker.is_proven = true;
+        }
+    }
+
+    /// A look: everything that is due, within the bound of steps.
+    pub(super) fn look(&mut self, told: &mut Vec<Directions>) {
+        (self.site.looked_at, self.steps) = (self.now, STEPS);
+        self.site.pairs.expire(self.now);
+        let mut reminded = Vec::new();
+        while let Some((at, number, node)) = self.site.timers.first().copied()
+            && at <= self.now
+            && self.steps > 0
+        {
+            self.site.timers.pop_first();
+            self.steps -= 1;
+            match (number, node) {
+                (NONE, node) => reminded.push(node),
+                (number, NONE) => self.site.mark(number),
+                (number, node) => self.expire(number, node),
+            }
+        }
+        self.match_nodes();
+        self.give_leases();
+        self.match_nodes();
+        self.divide_rates();
+        self.tell(reminded, told);
+    }
+
+    /// Tells nodes their new sources, and those that wait that they aren't forgotten: one blob stands for all of a task.
+    fn tell(&mut self, reminded: Vec<NodeId>, told: &mut Vec<Directions>) {
+        let mut by_task: BTreeMap<(NodeName, Arc<TaskId>), Vec<(String, Direction)>> = BTreeMap::new();
+        for node in reminded {
+            self.steps = self.steps.saturating_sub(self.nodes[node].books.len() / 8);
+            let of = &mut self.nodes[node];
+            of.has_reminder = of.waiting > 0;
+            if !of.has_reminder {
+                continue;
+            }
+            let mut tasks = BTreeSet::new();
+            for number in &of.books {
+                let Some(book) = self.site.books.get(number) else { continue };
+                let Some(seeker) = book.seekers.get(&node).filter(|of| matches!(of.way, Way::Wait)) else {
+                    continue;
+                };
+                if of.is_online && tasks.insert(seeker.task.clone()) {
+                    let blobs = by_task.entry((of.name.clone(), seeker.task.clone())).or_default();
+                    blobs.push((book.id.digest.to_string(), Direction::Wait));
+                }
+            }
+            self.site.timers.insert((self.now + REMINDER, NONE, node));
+        }
+        for _ in 0..STEPS.min(self.site.to_tell.len()) {
+            let Some((node, number)) = self.site.to_tell.pop_front() else { break };
+            let Some(book) = self.site.books.get_mut(&number) else { continue };
+            let gathers = book.gather_until > self.now;
+            let Some(seeker) = book.seekers.get_mut(&node).filter(|seeker| !seeker.is_told) else { continue };
+            if !self.nodes[node].is_online {
+                continue;
+            }
+            let direction = match &seeker.way {
+                // It hears more at the end of that time.
+                Way::Wait if gathers => continue,
+                Way::Wait => Direction::Wait,
+                Way::Registry(carry) => {
+                    let Carry { alone, max_rate, .. } = **carry;
+                    Direction::Registry { alone, max_rate }
+                }
+                Way::Peer { from, others, .. } => {
+                    let peers = std::iter::once(from).chain(others.iter().filter(|other| *other != from));
+                    let peer = |id: &NodeId| {
+                        Some((self.nodes[*id].name.clone(), self.nodes[*id].addresses.clone()?))
+                    };
+                    Direction::Peers(peers.take(MAX_PEERS).filter_map(peer).collect())
+                }
+            };
+            seeker.is_told = true;
+            let blobs = by_task.entry((self.nodes[node].name.clone(), seeker.task.clone())).or_default();
+            blobs.push((book.id.digest.to_string(), direction));
+        }
+        for ((node, task), mut blobs) in by_task {
+            while !blobs.is_empty() {
+                let rest = blobs.split_off(blobs.len().min(MAX_BLOBS));
+                told.push(Directions { node: node.clone(), task: (*task).clone(), blobs });
+                blobs = rest;
+            }
+        }
+    }
+
+    /// Tells the seekers that still wait when the time to gather has ended.
+    pub(super) fn tell_waiting(&mut self, number: u32, node: NodeId) {
+        self.site.to_tell.push_back((node, number));
+    }
+
+    /// Bars a node from all of its blobs as a holder.
+    pub(super) fn bar_holder(&mut self, node: NodeId, digest: &str) {
+        self.nodes[node].trust.no_holder_until = self.now + HOUR;
+        self.site.counters.holders_delisted += 1;
+        self.event(node, digest, SiteEventKind::HolderDelisted);
+        for number in self.nodes[node].books.clone() {
+            self.remove_holder(number, node);
+            self.settle(number);
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Pairs of nodes that aren't sent to each other for a time, and the consequences of complaints.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use prepull_api::sites::PeerFault;
+
+use super::nodes::{NodeId, Nodes};
+use super::{HOUR, SECOND, Time};
+
+/// Neighbours that a node can't reach, and that no other node has reached, until it counts as a loner: where the clients of
+/// a Wi-Fi are isolated, no node reaches any.
+const UNREACHED: usize = 3;
+/// The same where others reach them: the node is in another network. Until then a neighbour may be in its own.
+const UNREACHED_BY_NODE: usize = 8;
+/// A busy neighbour is left alone for this long. To wait for it is cheaper than the uplink.
+const BUSY: Time = 5 * SECOND;
+/// How often in a row a neighbour may be busy until it counts as too slow.
+const BUSY_TIMES: u32 = 12;
+/// A node that reaches no neighbour downloads for itself for this long.
+const LONER: Time = 600 * SECOND;
+/// A neighbour that was too slow, or couldn't be reached, isn't tried by the same node for this long.
+const SLOW: Time = 300 * SECOND;
+/// The same after a complaint that may have been an accident.
+const SHORT: Time = 60 * SECOND;
+/// Most pairs of a site: all of 64 nodes. Of a larger one the pair that ends first is tried again.
+const MAX_PAIRS: usize = 4096;
+
+/// The pairs of one site: reader, then source.
+#[derive(Debug, Default)]
+pub(super) struct Pairs {
+    avoided: BTreeMap<(NodeId, NodeId), Avoided>,
+    by_end: BTreeSet<(Time, NodeId, NodeId)>,
+}
+
+#[derive(Debug)]
+struct Avoided {
+    until: Time,
+    is_unreachable: bool,
+    /// How often in a row the neighbour was busy.
+    busy: u32,
+}
+
+impl Pairs {
+    /// Notes a complaint. Returns whether it also counts against the source for other readers.
+    pub(super) fn note(
+        &mut self,
+        nodes: &mut Nodes,
+        (reader, source): (NodeId, NodeId),
+        fault: PeerFault,
+        now: Time,
+    ) -> bool {
+        let (time, counts) = match fault {
+            PeerFault::Unreachable => (SLOW, false),
+            PeerFault::Damaged => (HOUR, true),
+            PeerFault::Gone => (SLOW, true),
+            PeerFault::Refused | PeerFault::Stalled => (SHORT, true),
+            PeerFault::Busy => {
+                let busy = self.avoided.get(&(reader, source)).map_or(0, |pair| pair.busy) + 1;
+                let time = if busy >= BUSY_TIMES { SLOW } else { BUSY };
+                self.insert((reader, source), Avoided { until: now + time, is_unreachable: false, busy });
+                return false;
+            }
+        };
+        let is_unreachable = fault == PeerFault::Unreachable;
+        self.insert((reader, source), Avoided { until: now + time, is_unreachable, busy: 0 });
+        if is_unreachable {
+            nodes[reader].trust.has_unreachable = true;
+            nodes[source].trust.has_unreachable = true;
+            let unreached = self.of(reader, now).filter(|(_, pair)| pair.is_unreachable);
+            let (count, by_none) = unreached.fold((0, 0), |(count, by_none), (peer, _)| {
+                (count + 1, by_none + usize::from(!nodes[peer].trust.is_reached))
+            });
+            if by_none >= UNREACHED || count >= UNREACHED_BY_NODE {
+                nodes[reader].trust.loner_until = now + LONER;
+            }
+        }
+        counts
+    }
+
+    /// A read was too slow.
+    pub(super) fn avoid(&mut self, pair: (NodeId, NodeId), now: Time) {
+        self.insert(pair, Avoided { until: now + SLOW, is_unreachable: false, busy: 0 });
+    }
+
+    fn insert(&mut self, pair: (NodeId, NodeId), avoided: Avoided) {
+        self.remove(pair);
+        if self.avoided.len() >= MAX_PAIRS
+            && let Some((_, reader, source)) = self.by_end.pop_first()
+        {
+            self.avoided.remove(&(reader, source));
+        }
+        self.by_end.insert((avoided.until, pair.0, pair.1));
+        self.avoided.insert(pair, avoided);
+    }
+
+    fn remove(&mut self, pair: (NodeId, NodeId)) {
+        if let Some(avoided) = self.avoided.remove(&pair) {
+            self.by_end.remove(&(avoided.until, pair.0, pair.1));
+        }
+    }
+
+    fn of(&self, reader: NodeId, now: Time) -> impl Iterator<Item = (NodeId, &Avoided)> {
+        let pairs = self.avoided.range((reader, 0)..=(reader, NodeId::MAX));
+        pairs.filter(move |(_, pair)| pair.until > now).map(|((_, peer), pair)| (*peer, pair))
+    }
+
+    /// A neighbour has delivered.
+    pub(super) fn note_success(&mut self, nodes: &mut Nodes, reader: NodeId, source: NodeId, now: Time) {
+        nodes[source].trust.is_reached = true;
+        nodes[reader].trust.loner_until = 0;
+        let ended = |pair: &Avoided| pair.is_unreachable || pair.busy > 0;
+        let ended: Vec<_> =
+            self.of(reader, now).filter(|(_, pair)| ended(pair)).map(|(peer, _)| peer).collect();
+        for peer in ended {
+            self.remove((reader, peer));
+        }
+    }
+
+    /// A session of the node has begun: what couldn't be reached before may be now.
+    pub(super) fn forget_connections(&mut self, nodes: &mut Nodes, node: NodeId) {
+        let trust = &mut nodes[node].trust;
+        trust.loner_until = 0;
+        if std::mem::take(&mut trust.has_unreachable) {
+            self.forget(node, |pair| pair.is_unreachable);
+        }
+    }
+
+    /// Forgets the pairs of a node.
+    fn forget(&mut self, node: NodeId, which: impl Fn(&Avoided) -> bool) {
+        let is_of = |pair: &(NodeId, NodeId)| pair.0 == node || pair.1 == node;
+        let gone: Vec<_> = self
+            .avoided
+            .iter()
+            .filter(|(pair, of)| is_of(pair) && which(of))
+            .map(|(pair, _)| *pair)
+            .collect();
+        for pair in gone {
+            self.remove(pair);
+        }
+    }
+
+    pub(super) fn forget_all(&mut self, node: NodeId) {
+        self.forget(node, |_| true);
+    }
+
+    /// Whether the reader isn't sent to the source. One that was busy just now is worth waiting for.
+    pub(super) fn check(&self, reader: NodeId, source: NodeId, now: Time) -> Reach {
+        match self.avoided.get(&(reader, source)).filter(|pair| pair.until > now) {
+            None => Reach::Open,
+            Some(pair) if (1..BUSY_TIMES).contains(&pair.busy) => Reach::Busy,
+            Some(_) => Reach::Avoided,
+        }
+    }
+
+    pub(super) fn expire(&mut self, now: Time) {
+        // A busy pair is kept for some time, since it counts how often in a row.
+        while let Some((until, reader, source)) = self.by_end.first().copied()
+            && until + SLOW <= now
+        {
+            self.remove((reader, source));
+        }
+    }
+}
+
+/// Whether a reader is sent to a source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reach {
+    Open,
+    Busy,
+    Avoided,
+}
