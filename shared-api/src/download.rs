@@ -50,6 +50,9 @@ pub struct DownloadTerms {
     /// cloud, the node waits.
     #[serde(default, skip_serializing_if = "is_false")]
     pub site_limited: bool,
+    /// That limit, for a node that helps itself because its time runs out. Absent: it has none, or the cloud is of release 0.1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub site_rate: Option<NonZeroU64>,
 }
 
 impl DownloadTerms {

@@ -395,6 +395,7 @@ fn download_terms_keep_their_bytes_and_an_assignment_without_them_has_the_defaul
             verify: Some(verify(VerificationMode::Enforce, None)),
             share: true,
             site_limited: true,
+            site_rate: None,
         }),
         &[
             head,

@@ -90,14 +90,16 @@ pub fn terms(
     by_default: bool,
 ) -> DownloadTerms {
     let download = &job.download;
+    let share = download.share.unwrap_or(by_default);
     DownloadTerms {
         max_rate: download.max_rate,
         windows: download.windows.clone(),
         delay: WindowRule::of(job).delay(node.as_str()),
         pin: download.pin,
         verify,
-        share: download.share.unwrap_or(by_default),
-        site_limited: download.max_site_rate.is_some() && download.share.unwrap_or(by_default),
+        share,
+        site_limited: share && download.max_site_rate.is_some(),
+        site_rate: download.max_site_rate.filter(|_| share),
     }
 }
 
