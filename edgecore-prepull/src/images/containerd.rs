@@ -4,6 +4,7 @@
 //! Other runtimes answer `Unimplemented`, so every caller must work without it.
 
 mod holdings;
+mod ingest_files;
 mod labels;
 mod leases;
 mod namespace;
@@ -25,6 +26,7 @@ use crate::images::runtime::RuntimeEndpoint;
 pub(crate) use holdings::{Holdings, HoldingsReader, Record};
 #[cfg(test)]
 pub(crate) use holdings::{Snapshot, StoredBlob};
+pub(crate) use ingest_files::ingests_dir;
 pub(crate) use labels::{ContentLabels, Labels, of_index, of_manifest, of_unpacked};
 pub(crate) use leases::{LEASE_HEADER, Leases, Owner, of_blob, of_snapshot};
 pub(crate) use pins::Pins;

@@ -19,6 +19,7 @@ mod fetcher;
 mod finish;
 mod flights;
 mod image;
+mod ingest;
 mod make_room;
 mod mode;
 mod neighbours;
@@ -208,23 +209,23 @@ impl<P: Puller> Fetching<P> {
             wanted: request.terms.wanted,
         };
         fetcher.check_room(&applicant).await?;
-        let download =
-            Download {
-                fetcher,
-                repository: &repository,
-                facts: &facts,
-                reference: request.reference,
-                source: Source::of_reference(request.reference),
-                lease: &lease,
-                buckets,
-                streams: Semaphore::new(streams_of_image(buckets.limit())),
-                letting_go: watch::Sender::new(false),
-                unpacking: Unpacking::default(),
-                asked_last: Mutex::default(),
-                shared: fetcher.neighbourhood.as_ref().zip(request.terms.shared_for).map(
-                    |(neighbourhood, task)| Shared::new(neighbourhood, task, request.terms.site_limited),
-                ),
-            };
+        let download = Download {
+            fetcher,
+            repository: &repository,
+            facts: &facts,
+            reference: request.reference,
+            source: Source::of_reference(request.reference),
+            lease: &lease,
+            buckets,
+            streams: Semaphore::new(streams_of_image(buckets.limit())),
+            letting_go: watch::Sender::new(false),
+            unpacking: Unpacking::default(),
+            asked_last: Mutex::default(),
+            shared: fetcher
+                .neighbourhood
+                .as_ref()
+                .and_then(|neighbourhood| Shared::new(neighbourhood, &request.terms)),
+        };
         let brought = async {
             let unpacked = fetcher.download(&download, &image, &layers, progress).await?;
             drop(watched);
@@ -332,6 +333,11 @@ impl<P: Puller> Puller for Fetching<P> {
 
     async fn pinning_jobs(&self) -> Option<Vec<JobUid>> {
         self.inner.pinning_jobs().await
+    }
+
+    async fn streams(&self) -> bool {
+        let Self { fetcher: Fetcher { runtime, settings, .. }, .. } = self;
+        settings.mode != FetchMode::Runtime && runtime.shows_ingests(settings.hosts_dir.as_deref()).await
     }
 
     async fn read_version(&self) -> Result<String, PullError> {

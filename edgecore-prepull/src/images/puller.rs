@@ -14,6 +14,7 @@ use prepull_api::credentials::RegistryCredential;
 use prepull_api::download::Verification;
 use prepull_api::task::{Bytes, JobUid, PulledBy, SandboxMetadata, TaskId};
 use prepull_api::wire::Filesystem;
+use tokio::time::Instant;
 
 use crate::images::rate::Bucket;
 pub use error::{ErrorClass, PullError};
@@ -56,6 +57,10 @@ pub struct PullTerms<'a> {
     pub shared_for: Option<&'a TaskId>,
     /// Whether the site has a limit, which the cloud divides between its nodes.
     pub site_limited: bool,
+    /// That limit as a whole, for what the node fetches without a word from the cloud.
+    pub site: Option<&'a Bucket>,
+    /// When the pull fails, as far as it's known now.
+    pub deadline: Option<Instant>,
     /// The images of the node's open tasks, which must not be removed to make room.
     pub wanted: &'a [String],
 }
@@ -80,6 +85,11 @@ pub trait Puller: Send + Sync + 'static {
     fn removable(&self, wanted: &[String]) -> impl Future<Output = u64> + Send {
         let _ = wanted;
         std::future::ready(0)
+    }
+
+    /// Whether neighbours can read a layer while it arrives.
+    fn streams(&self) -> impl Future<Output = bool> + Send {
+        std::future::ready(false)
     }
 
     /// Sets whether progress is wanted at the moment. Collecting it may take the runtime some time.

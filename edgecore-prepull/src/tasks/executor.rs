@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
+use prepull_api::download::DownloadTerms;
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{
     CheckItem, CheckOutcome, ImageOutcome, ImageResult, ImageTask, KubeletRecord, Task, TaskId, TaskOutcome,
@@ -38,7 +39,7 @@ use self::control::{wait_for_deadline, wait_for_stop};
 use self::image::{ImagePulls, TaskContext};
 use self::leftovers::keep_tidy;
 use self::progress::{ProgressPace, send_progress};
-use self::window::{announce_waits, follow_rate, wait_until};
+use self::window::{announce_waits, follow_rates, wait_until};
 use crate::cloud::clock::CloudClock;
 use crate::config::Limits;
 use crate::images::kubelet::{AskReason, KubeletRecords};
@@ -143,7 +144,8 @@ impl<P: Puller> Executor<P> {
         let mut check = execution.check.clone();
         let mut trouble = None;
         let clock = &*self.images.clock;
-        let bucket = Bucket::new(execution.terms.download.max_rate);
+        let DownloadTerms { max_rate, site_rate, .. } = *execution.terms.download;
+        let (bucket, site) = (Bucket::new(max_rate), Bucket::new(site_rate));
         let ending = {
             let carry_out = async {
                 if check.is_none() {
@@ -164,6 +166,7 @@ impl<P: Puller> Executor<P> {
                         control: control.clone(),
                         task_permits,
                         bucket: &bucket,
+                        site: &site,
                     };
                     self.pull_images(&execution, &context, &updates).await;
                 }
@@ -175,7 +178,7 @@ impl<P: Puller> Executor<P> {
                 reason = wait_for_stop(control.clone()) => Ending::Stopped(reason),
                 () = wait_for_deadline(control.clone(), clock) => Ending::DeadlineExceeded,
                 never = announce_waits(control.clone(), &board, clock) => match never {},
-                never = follow_rate(control.clone(), &bucket) => match never {},
+                never = follow_rates(control.clone(), &bucket, &site) => match never {},
                 never = send_progress(&self.pace, &board, &updates) => match never {},
             }
         };

@@ -32,11 +32,13 @@ pub struct BlobStream {
     missing: u64,
     /// Counts while another endpoint is there.
     least_rate: Option<LeastRate>,
+    has_stalled: bool,
 }
 
 impl BlobStream {
     pub(crate) fn new(body: Incoming, host: HostId, offset: u64, size: u64) -> Self {
-        Self { body: Some(body), host, offset, missing: size - offset, least_rate: None }
+        let missing = size - offset;
+        Self { body: Some(body), host, offset, missing, least_rate: None, has_stalled: false }
     }
 
     /// Ends the stream if it trickles.
@@ -44,7 +46,7 @@ impl BlobStream {
         Self { least_rate: Some(LeastRate::default()), ..self }
     }
 
-    /// What anybody else than a registry answers to a request for a blob of this size from an offset on.
+    /// The answer of a neighbour to a request for a blob of this size from an offset on. The stream ends if it trickles.
     ///
     /// # Errors
     /// The answer is none to that.
@@ -60,7 +62,12 @@ impl BlobStream {
                 format!("{host}: it answers something else than what was asked"),
             )
         })?;
-        Ok(Self::new(response.into_body(), host, offset, size))
+        Ok(Self::new(response.into_body(), host, offset, size).with_least_rate())
+    }
+
+    /// Whether the stream ended because its bytes came too slowly, or stopped coming.
+    pub fn has_stalled(&self) -> bool {
+        self.has_stalled
     }
 
     /// Where the bytes begin: a registry without ranges begins at 0, whatever was asked.
@@ -91,7 +98,7 @@ impl BlobStream {
             let bytes = chunk.as_ref().and_then(|chunk| chunk.as_ref().ok()).map_or(0, Bytes::len);
             if let Some(what) = least.count(since.elapsed(), bytes) {
                 let error = failed(Kind::TooSlow, &format!("{what}, and there is another endpoint"));
-                self.body = None;
+                (self.body, self.has_stalled) = (None, true);
                 return Some(Err(error));
             }
         }
@@ -103,7 +110,7 @@ impl BlobStream {
                 Some(Ok(chunk))
             }
             Some(Err(error)) => {
-                self.body = None;
+                (self.body, self.has_stalled) = (None, since.elapsed() >= body::IDLE);
                 Some(Err(failed(error.kind, &error.message)))
             }
             None => {

@@ -137,7 +137,7 @@ pub(crate) enum PeerAddress {
 
 impl PeerAddress {
     /// The address to announce in a session with this local address. A neighbour can't reach the loopback interface.
-    fn door(&self, local: Option<SocketAddr>) -> Option<PeerDoor> {
+    fn door(&self, local: Option<SocketAddr>, streams: bool) -> Option<PeerDoor> {
         let addresses = match self {
             Self::None => return None,
             Self::Given(addresses) => addresses.clone(),
@@ -146,7 +146,7 @@ impl PeerAddress {
                 vec![SocketAddr::new(local.ip(), *port).to_string()]
             }
         };
-        Some(PeerDoor { addresses, streams: false })
+        Some(PeerDoor { addresses, streams })
     }
 }
 
@@ -297,7 +297,8 @@ impl Dial {
     async fn greet(&self, channel: &mut Tunnel) -> Result<Welcome, End> {
         let greeting = async {
             let hello = self.request_hello().await.ok_or(End::NoHello)?;
-            let peer = self.peer_address.door(self.local);
+            let streams = hello.peer.is_some_and(|door| door.streams);
+            let peer = self.peer_address.door(self.local, streams);
             let hello = Hello { trusts: Some(self.trust.trusts()), peer, ..hello };
             channel.start_send(encode(&EdgeMessage::Hello(Box::new(hello)))?.into())?;
             loop {

@@ -6,10 +6,13 @@ use tokio::time::timeout;
 use tonic::metadata::MetadataValue;
 use tonic::{Request, Response, Status};
 
-/// Addresses a request to CRI's namespace, `k8s.io`.
+/// CRI's namespace.
+pub(super) const NAMESPACE: &str = "k8s.io";
+
+/// Addresses a request to CRI's namespace.
 pub(super) fn namespaced<T>(message: T) -> Request<T> {
     let mut request = Request::new(message);
-    request.metadata_mut().insert("containerd-namespace", MetadataValue::from_static("k8s.io"));
+    request.metadata_mut().insert("containerd-namespace", MetadataValue::from_static(NAMESPACE));
     request
 }
 

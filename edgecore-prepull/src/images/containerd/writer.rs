@@ -10,20 +10,24 @@
 //! The stream locks its ref until it ends; the written bytes stay. Each message carries its offset, because containerd
 //! takes an offset of 0 for "from the beginning" and discards the bytes that it has.
 
+use std::fs::File;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use containerd_client::services::v1::content_client::ContentClient;
 use containerd_client::services::v1::{
-    AbortRequest, DeleteContentRequest, ReadContentRequest, WriteAction, WriteContentRequest,
+    AbortRequest, DeleteContentRequest, ReadContentRequest, StatusRequest, WriteAction, WriteContentRequest,
     WriteContentResponse,
 };
 use futures::stream;
 use tokio::sync::mpsc;
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 
+use super::ingest_files::open_ingest;
 use super::labels::Labels;
 use super::leases::leased;
 use super::namespace::namespaced;
@@ -52,7 +56,8 @@ pub(crate) enum BlobKind {
     Manifest,
     Config,
     Layer,
-    /// Bytes of a neighbour, under a name that only we use: if they're wrong, no pull by the runtime resumes from them.
+    /// A layer with bytes of neighbours, under a name that only we use: if they're wrong, no pull by the runtime resumes
+    /// from them.
     OfPeer,
 }
 
@@ -69,6 +74,11 @@ pub(crate) struct Blob {
 }
 
 impl Blob {
+    /// The same blob, in the ingest that may have bytes of neighbours.
+    pub(crate) fn of_peer(&self) -> Self {
+        Self { kind: BlobKind::OfPeer, ..self.clone() }
+    }
+
     /// The name of its ingest.
     fn ingest(&self) -> String {
         let kind = match self.kind {
@@ -149,6 +159,20 @@ impl ContentWriter {
         matches!(timeout(OPEN_PATIENCE, read).await, Ok(Err(status)) if status.code() == Code::NotFound)
     }
 
+    /// Bytes that earlier writers have left of a blob. 0 without an answer, as for an ingest that doesn't exist.
+    pub(crate) async fn written(&self, blob: &Blob) -> u64 {
+        let request = namespaced(StatusRequest { r#ref: blob.ingest() });
+        let mut content = self.content.clone();
+        let Ok(Ok(answer)) = timeout(ABORT_PATIENCE, content.status(request)).await else { return 0 };
+        answer.into_inner().status.map_or(0, |status| from_wire(status.offset))
+    }
+
+    /// Opens the bytes of a blob that is being written, of a containerd with this root.
+    pub(crate) async fn read_ingest(&self, blob: &Blob, root: PathBuf) -> Option<File> {
+        let name = blob.ingest();
+        spawn_blocking(move || open_ingest(&root, &name)).await.ok()?
+    }
+
     async fn open_unless_known(
         &self,
         blob: &Blob,
@@ -182,6 +206,7 @@ impl ContentWriter {
                 answers,
                 unanswered: 0,
                 offset,
+                acknowledged: offset,
             })),
             Ok(Err(status)) if status.code() == Code::AlreadyExists => Ok(None),
             Ok(Err(status)) => Err(explain(status, &blob.digest)),
@@ -211,12 +236,26 @@ pub(crate) struct PartialBlob {
     answers: Streaming<WriteContentResponse>,
     unanswered: usize,
     offset: u64,
+    acknowledged: u64,
 }
 
 impl PartialBlob {
     /// Number of bytes that are written or in transit.
     pub(crate) fn offset(&self) -> u64 {
         self.offset
+    }
+
+    /// Number of bytes that are in the file for sure.
+    pub(crate) fn acknowledged(&self) -> u64 {
+        self.acknowledged
+    }
+
+    /// Waits until all bytes are acknowledged.
+    pub(crate) async fn settle(&mut self) -> Result<(), WriteError> {
+        while self.unanswered > 0 {
+            self.answer(WRITE_PATIENCE).await?;
+        }
+        Ok(())
     }
 
     /// Appends bytes.
@@ -239,9 +278,7 @@ impl PartialBlob {
     /// Commits the blob if the written bytes have its digest and size, with a label for its source and with labels for
     /// its references.
     pub(crate) async fn commit(mut self, source: &Source, labels: &Labels) -> Result<(), WriteError> {
-        while self.unanswered > 0 {
-            self.answer(WRITE_PATIENCE).await?;
-        }
+        self.settle().await?;
         let request = WriteContentRequest {
             action: WriteAction::Commit.into(),
             offset: to_wire_size(self.offset),
@@ -277,7 +314,10 @@ impl PartialBlob {
 
     async fn answer(&mut self, patience: Duration) -> Result<(), WriteError> {
         let answer = timeout(patience, next(&mut self.answers)).await;
-        answer.map_err(|_| WriteError::Silent(patience))?.map_err(|status| explain(status, &self.digest))?;
+        let answer = answer
+            .map_err(|_| WriteError::Silent(patience))?
+            .map_err(|status| explain(status, &self.digest))?;
+        self.acknowledged = self.acknowledged.max(from_wire(answer.offset));
         self.unanswered = self.unanswered.saturating_sub(1);
         Ok(())
     }

@@ -4,20 +4,22 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::FutureExt;
+use prepull_api::sites::PeerFault;
 use prepull_registry::manifest::Descriptor;
 use prepull_registry::{BlobStream, HostId, Kind, RegistryError, Repository};
 use tokio::sync::{Semaphore, watch};
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 use tonic::metadata::{Ascii, MetadataValue};
 
 use super::ahead::Unpacking;
 use super::flights::Flight;
 use super::image::Document;
-use super::neighbours::{Senders, Shared};
+use super::ingest::{Blame, Filling};
+use super::neighbours::{Shared, way};
 use super::runtime::Facts;
 use super::stop::{Stop, of_write};
 use super::{Buckets, Fetcher};
-use crate::images::containerd::{Blob, Labels, PartialBlob, Source, WriteError};
+use crate::images::containerd::{Blob, Labels, Source, WriteError};
 use crate::images::puller::{ErrorClass, PullError};
 use crate::images::site::{Seeker, Way};
 
@@ -28,17 +30,16 @@ const SMALL_CHUNK: usize = 16 * 1024;
 /// Requests in a row that may end without progress before the attempt has failed.
 const STRIKES: u32 = 3;
 /// Least number of bytes that count as progress: with fewer, a registry that sends single bytes would be asked for ever.
-const PROGRESS: u64 = 64 * 1024;
+pub(super) const PROGRESS: u64 = 64 * 1024;
 /// Wait before a request is made again.
 const PAUSE: Duration = Duration::from_millis(500);
 /// Longest wait that a registry may ask for while the attempt goes on, and keeps others from its place on the node; with a
 /// longer one the attempt has failed, and the next one begins after the wait.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// Interval of looking whether somebody else has finished a blob. Each look keeps containerd's database busy for up to a
-/// second, since it tries for the lock that long.
-const LOOK: Duration = Duration::from_secs(2);
-/// Longest time for which somebody else may keep a blob without any progress.
-const STUCK: Duration = Duration::from_secs(300);
+/// Neighbours that may send a wrong blob before a pull takes it from the registry. Each has sent all of it.
+const LIES: u32 = 2;
+/// Why a pull takes a blob from the registry then.
+const DAMAGED: &str = "what neighbours sent had another digest";
 
 /// What the blobs of one image share.
 pub(super) struct Download<'a> {
@@ -63,11 +64,13 @@ pub(super) struct Download<'a> {
 }
 
 /// How far a blob has come.
-enum Filled {
+pub(super) enum Filled {
     /// All bytes are there, the last ones from this host.
     Whole(Option<HostId>),
-    /// Somebody else is to have it.
+    /// The rest comes from elsewhere, or another pull goes first.
     LetGo,
+    /// What a neighbour has sent is wrong, as it has found out.
+    Spoiled,
 }
 
 /// Why bytes stopped arriving.
@@ -89,69 +92,75 @@ impl Download<'_> {
         // Before anything is waited for that others could use.
         let mut seeker = self.seek(blob, flight).await;
         let mut avoid: Vec<HostId> = Vec::new();
-        let mut senders = Senders::default();
+        let mut open = None;
+        let mut lies = 0;
         loop {
             let way = match &mut seeker {
-                Some(seeker) => seeker.way().await,
+                Some(seeker) => way(seeker, &mut open).await,
                 None => Way::Registry(None),
             };
             // An error would mean that the semaphore is closed; these never are.
             let _of_image = self.streams.acquire().await;
             let _of_node = self.fetcher.streams.acquire().await;
-            // An error would mean that the sender is gone, which is a field of this.
-            let _ = self.letting_go.subscribe().wait_for(|letting_go| !letting_go).await;
-            let is_there = match (way, &mut seeker) {
+            let mut letting_go = self.letting_go.subscribe();
+            if letting_go.wait_for(|letting_go| !letting_go).now_or_never().is_none() {
+                // The other pull waits for this ingest.
+                open.take_if(|open| !open.is_private());
+                // An error would mean that the sender is gone, which is a field of this.
+                let _ = letting_go.wait_for(|letting_go| !letting_go).await;
+            }
+            let (of_peer, limited) = (matches!(way, Way::Peer(_)), seeker.as_ref());
+            let Some(mut filling) = self.open_for(blob, flight, limited, of_peer, open.take()).await? else {
+                break;
+            };
+            let filled = match (way, &mut seeker) {
                 (Way::Peer(peer), Some(seeker)) => {
-                    self.fetch_from_peer(blob, flight, &peer, seeker, &mut senders).await?
+                    self.fill_from_peer(&mut filling, blob, flight, &peer, seeker).await?
                 }
-                (way, _) => {
+                (way, seeker) => {
                     if let Way::Registry(Some(why)) = way {
                         self.note_unshared(&why);
                     }
-                    self.fetch_from_registry(blob, descriptor, flight, seeker.as_ref(), &mut avoid).await?
+                    filling.senders.note_registry();
+                    self.fill(&mut filling, descriptor, flight, seeker.as_ref(), &avoid).await?
                 }
             };
-            if is_there {
-                if let Some(seeker) = seeker {
-                    seeker.finish();
+            let host = match filled {
+                Filled::Whole(host) => host,
+                Filled::Spoiled => {
+                    self.discard(filling, flight).await?;
+                    continue;
                 }
-                return Ok(());
+                Filled::LetGo => {
+                    open = Some(filling);
+                    continue;
+                }
+            };
+            let Err((blame, error)) = self.commit(filling, flight).await? else { break };
+            match (blame, &mut seeker) {
+                (Blame::Neighbour(peer), Some(seeker)) => {
+                    tracing::warn!(image = self.reference, blob = blob.digest, %peer, "a neighbour has sent bytes with another digest");
+                    seeker.fail(&peer, PeerFault::Damaged);
+                    lies += 1;
+                    if lies == LIES {
+                        seeker.go_alone(DAMAGED);
+                    }
+                }
+                (Blame::Several, Some(seeker)) => seeker.go_alone(DAMAGED),
+                _ => {
+                    // What an earlier pull has left may have been wrong, so that no host is to blame.
+                    let Some(host) = host.filter(|_| avoid.is_empty()) else {
+                        return Err(self.refused(error));
+                    };
+                    tracing::warn!(image = self.reference, blob = blob.digest, %host, %error, "a blob arrived damaged; it is fetched once more, from another host if there is one");
+                    avoid.push(host);
+                }
             }
         }
-    }
-
-    /// Fetches a blob from the registry. `false` if somebody else is to have it, or if it is to come from elsewhere.
-    async fn fetch_from_registry(
-        &self,
-        blob: &Blob,
-        descriptor: &Descriptor,
-        flight: &Flight,
-        seeker: Option<&Seeker>,
-        avoid: &mut Vec<HostId>,
-    ) -> Result<bool, Stop> {
-        let Some(mut part) = self.open(blob, flight).await? else {
-            flight.set_written(blob.size);
-            return Ok(true);
-        };
-        let host = match self.fill(&mut part, descriptor, flight, seeker, avoid).await? {
-            Filled::Whole(host) => host,
-            Filled::LetGo => return Ok(false),
-        };
-        match part.commit(&self.source, &Labels::new()).await {
-            Ok(()) => Ok(true),
-            Err(error @ WriteError::Mismatch { .. }) => {
-                self.fetcher.writer.abort(blob).await.map_err(|error| self.refused(error))?;
-                flight.set_written(0);
-                // What an earlier pull has left may have been wrong, so that nobody is to blame.
-                let Some(host) = host.filter(|_| avoid.is_empty()) else {
-                    return Err(self.refused(error));
-                };
-                tracing::warn!(image = self.reference, blob = blob.digest, %host, %error, "a blob arrived damaged; it is fetched once more, from another host if there is one");
-                avoid.push(host);
-                Ok(false)
-            }
-            Err(error) => Err(self.refused(error)),
+        if let Some(seeker) = seeker {
+            seeker.finish();
         }
+        Ok(())
     }
 
     /// Writes a manifest or an index into the store, unless it is there.
@@ -176,37 +185,10 @@ impl Download<'_> {
         written.map_err(|error| self.refused(error))
     }
 
-    /// Opens a blob, or waits for somebody else to finish it. `None` if it is there.
-    async fn open(&self, blob: &Blob, flight: &Flight) -> Result<Option<PartialBlob>, Stop> {
-        let mut progress = Instant::now();
-        loop {
-            match self.fetcher.writer.open(blob, self.lease).await {
-                Ok(None) => return Ok(None),
-                Ok(Some(part)) => {
-                    flight.set_written(part.offset());
-                    return Ok(Some(part));
-                }
-                Err(error @ WriteError::Locked(_)) if progress.elapsed() > STUCK => {
-                    return Err(self.refused(error));
-                }
-                Err(WriteError::Locked(_)) => {}
-                Err(error) => return Err(self.refused(error)),
-            }
-            sleep(LOOK).await;
-            let ingests = self.fetcher.store.ingests().await.unwrap_or_default();
-            if let Some(theirs) = ingests.get(&blob.digest)
-                && theirs.offset != flight.written()
-            {
-                flight.set_written(theirs.offset);
-                progress = Instant::now();
-            }
-        }
-    }
-
     /// Appends what is missing. A connection that breaks is replaced by another one, as long as there is progress.
     async fn fill(
         &self,
-        part: &mut PartialBlob,
+        filling: &mut Filling,
         descriptor: &Descriptor,
         flight: &Flight,
         seeker: Option<&Seeker>,
@@ -214,13 +196,13 @@ impl Download<'_> {
     ) -> Result<Filled, Stop> {
         let mut host = None;
         let mut strikes = 0;
-        while part.offset() < descriptor.size {
-            let from = part.offset();
+        while filling.part.offset() < descriptor.size {
+            let from = filling.part.offset();
             let avoid = [avoid, &self.asked_last()].concat();
             let broken = match self.repository.blob(descriptor, from, &avoid).await {
-                Ok(stream) => {
+                Ok(mut stream) => {
                     host = Some(stream.host().clone());
-                    match self.pour(stream, part, flight, seeker, false).await {
+                    match self.pour(&mut stream, filling, flight, seeker, false).await {
                         Ok(()) => break,
                         Err(broken) => broken,
                     }
@@ -232,7 +214,7 @@ impl Download<'_> {
                 Broken::Store(error) => return Err(self.refused(error)),
                 Broken::LetGo => return Ok(Filled::LetGo),
             };
-            strikes = if part.offset() - from >= PROGRESS { 0 } else { strikes + 1 };
+            strikes = if filling.part.offset() - from >= PROGRESS { 0 } else { strikes + 1 };
             // The last strike is for another endpoint, if there is one: this one may be silent for ever.
             let is_slow = error.kind == Kind::TooSlow;
             if let Some(host) = host.take_if(|_| is_slow || strikes == STRIKES - 1) {
@@ -246,7 +228,7 @@ impl Download<'_> {
             }
             let pause = pause_before_asking_again(error.kind).filter(|_| strikes < STRIKES);
             let Some(pause) = pause else { return Err(error.into()) };
-            tracing::debug!(image = self.reference, blob = descriptor.digest, offset = part.offset(), %error, "asking for the rest");
+            tracing::debug!(image = self.reference, blob = descriptor.digest, offset = filling.part.offset(), %error, "asking for the rest");
             sleep(pause).await;
         }
         Ok(Filled::Whole(host))
@@ -267,13 +249,13 @@ impl Download<'_> {
     /// takes as much from the link as fetching it anew would, and nothing of the disk.
     pub(super) async fn pour(
         &self,
-        mut stream: BlobStream,
-        part: &mut PartialBlob,
+        stream: &mut BlobStream,
+        filling: &mut Filling,
         flight: &Flight,
         seeker: Option<&Seeker>,
         is_of_peer: bool,
     ) -> Result<(), Broken> {
-        let mut skip = part.offset().saturating_sub(stream.offset());
+        let mut skip = filling.part.offset().saturating_sub(stream.offset());
         let most = if self.buckets.limit().is_some() { SMALL_CHUNK } else { CHUNK };
         let mut end = Ok(false);
         while let Ok(false) = end {
@@ -282,7 +264,15 @@ impl Download<'_> {
             }
             let mut chunk = Vec::new();
             let mut arrived = 0;
-            let mut next = stream.next().await;
+            let mut next = match seeker {
+                None => stream.next().await,
+                Some(seeker) => tokio::select! {
+                    // What has arrived counts.
+                    biased;
+                    next = stream.next() => next,
+                    () = seeker.redirected() => return Err(Broken::LetGo),
+                },
+            };
             loop {
                 match next {
                     Some(Ok(bytes)) => {
@@ -304,16 +294,16 @@ impl Download<'_> {
             }
             // Written first and paid for then: what has crossed the link is not lost while it waits.
             if !chunk.is_empty() {
-                part.write(chunk).await.map_err(Broken::Store)?;
-                flight.set_written(part.offset());
+                filling.write(chunk).await.map_err(Broken::Store)?;
+                flight.set_written(filling.part.offset());
                 if let Some(seeker) = seeker {
-                    seeker.set_done(part.offset());
+                    seeker.set_done(filling.part.offset());
                 }
             }
             self.count(arrived, is_of_peer);
             self.buckets.take(arrived, flight.is_hurried()).await;
             if let Some(seeker) = seeker.filter(|_| !is_of_peer) {
-                seeker.take(arrived).await;
+                seeker.take(arrived, self.shared.as_ref().and_then(|shared| shared.site)).await;
             }
         }
         end.map(drop).map_err(Broken::Registry)

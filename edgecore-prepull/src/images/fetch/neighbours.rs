@@ -1,20 +1,24 @@
 //! Blobs from the neighbours of the site.
 
-use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use futures::FutureExt;
 use prepull_api::sites::{Peer, PeerFault};
-use prepull_api::task::{NodeName, TaskId};
+use prepull_api::task::TaskId;
 use prepull_api::wire::truncate_note;
+use tokio::time::Instant;
 
-use super::blob::{Broken, Download};
+use super::blob::{Broken, Download, Filled, PROGRESS};
 use super::flights::Flight;
+use super::ingest::Filling;
 use super::stop::Stop;
 use crate::cloud::identity::Identity;
-use crate::images::containerd::{Blob, BlobKind, Labels, WriteError};
-use crate::images::site::client::{self, PeerBlob};
-use crate::images::site::{Hub, Seeker};
+use crate::images::containerd::{Blob, BlobKind};
+use crate::images::puller::PullTerms;
+use crate::images::rate::Bucket;
+use crate::images::site::client::{self, PeerBlob, Wanted};
+use crate::images::site::{Hub, Seeker, Sought, Way};
 
 /// How this node gets blobs from its neighbours.
 #[derive(Clone, Debug)]
@@ -30,13 +34,19 @@ pub(super) struct Shared<'a> {
     /// The task that names the image.
     pub(super) task: &'a TaskId,
     site_limited: bool,
+    /// The site's limit as a whole, for what is fetched without a word from the cloud.
+    pub(super) site: Option<&'a Bucket>,
+    deadline: Option<Instant>,
     from_peers: AtomicU64,
     why_not: OnceLock<String>,
 }
 
 impl<'a> Shared<'a> {
-    pub(super) fn new(neighbourhood: &'a Neighbourhood, task: &'a TaskId, site_limited: bool) -> Self {
-        Self { neighbourhood, task, site_limited, from_peers: AtomicU64::new(0), why_not: OnceLock::new() }
+    /// `None` where the task doesn't share.
+    pub(super) fn new(neighbourhood: &'a Neighbourhood, terms: &PullTerms<'a>) -> Option<Self> {
+        let PullTerms { shared_for, site_limited, site, deadline, .. } = *terms;
+        let (task, from_peers, why_not) = (shared_for?, AtomicU64::new(0), OnceLock::new());
+        Some(Self { neighbourhood, task, site_limited, site, deadline, from_peers, why_not })
     }
 
     /// Bytes that neighbours have delivered.
@@ -50,40 +60,30 @@ impl<'a> Shared<'a> {
     }
 }
 
-/// The neighbours that have sent what there is of a blob.
-#[derive(Debug, Default)]
-pub(super) struct Senders {
-    known: HashSet<NodeName>,
-    /// Whether an earlier pull has left some of it.
-    has_unknown: bool,
-}
-
-impl Senders {
-    fn note(&mut self, peer: &NodeName, offset: u64) {
-        if offset == 0 {
-            *self = Self::default();
-        }
-        self.has_unknown |= offset > 0 && self.known.is_empty();
-        self.known.insert(peer.clone());
+/// Waits until the cloud says where a blob is to be had. Meanwhile no pull by the runtime has to wait for its ingest.
+pub(super) async fn way(seeker: &mut Seeker, open: &mut Option<Filling>) -> Way {
+    if let Some(way) = seeker.way().now_or_never() {
+        return way;
     }
-
-    /// Whether only one has sent all of it: then it is the one that is to blame.
-    fn is_one(&self) -> bool {
-        self.known.len() == 1 && !self.has_unknown
-    }
+    open.take_if(|open| !open.is_private());
+    seeker.way().await
 }
 
 impl Download<'_> {
     /// Has the cloud asked where a blob is to be had, if the site shares it and it is not here. What is here is announced.
     pub(super) async fn seek(&self, blob: &Blob, flight: &Flight) -> Option<Seeker> {
-        let Shared { neighbourhood, task, site_limited, .. } =
+        let Shared { neighbourhood, task, site_limited, deadline, .. } =
             self.shared.as_ref().filter(|_| blob.kind == BlobKind::Layer)?;
         let hub = &neighbourhood.hub;
         if self.fetcher.store.has_blob(&blob.digest).await {
             hub.announce(task, &blob.digest, blob.size);
             return None;
         }
-        hub.seek(task, &blob.digest, blob.size, flight.written(), *site_limited)
+        let writer = &self.fetcher.writer;
+        let done = writer.written(blob).await.max(writer.written(&blob.of_peer()).await);
+        flight.set_written(done);
+        let (digest, size, site_limited, deadline) = (&blob.digest, blob.size, *site_limited, *deadline);
+        hub.seek(&Sought { task, digest, size, done, site_limited, deadline })
     }
 
     /// Notes why a blob comes from no neighbour, for the status.
@@ -101,81 +101,54 @@ impl Download<'_> {
         }
     }
 
-    /// Fetches a blob from a neighbour, under a name of our own until its digest is right. `false` if it did not deliver.
-    pub(super) async fn fetch_from_peer(
+    /// Appends what a neighbour sends.
+    pub(super) async fn fill_from_peer(
         &self,
+        filling: &mut Filling,
         blob: &Blob,
         flight: &Flight,
         peer: &Peer,
         seeker: &mut Seeker,
-        senders: &mut Senders,
-    ) -> Result<bool, Stop> {
-        let Some(Shared { neighbourhood, .. }) = &self.shared else { return Ok(false) };
-        let private = Blob { kind: BlobKind::OfPeer, ..blob.clone() };
-        let opened = self.fetcher.writer.open(&private, self.lease).await;
-        let Some(mut part) = opened.map_err(|error| self.refused(error))? else {
-            flight.set_written(blob.size);
-            return Ok(true);
+    ) -> Result<Filled, Stop> {
+        let Some(Shared { neighbourhood, .. }) = &self.shared else { return Ok(Filled::LetGo) };
+        let (digest, size, offset) = (&blob.digest, blob.size, filling.part.offset());
+        if offset >= size {
+            return Ok(Filled::Whole(None));
+        }
+        let tls = neighbourhood.identity.watch().borrow().peers.client.clone();
+        let wanted = Wanted { digest, offset, size, version: filling.senders.version_of(&peer.node) };
+        let opened = client::open(&tls, peer, &wanted).await;
+        let PeerBlob { mut stream, version, connection: _connection } = match opened {
+            Ok(blob) => blob,
+            Err((PeerFault::Damaged, _)) => {
+                tracing::info!(image = self.reference, blob = digest, peer = %peer.node, "a neighbour has thrown away what it sent");
+                // It isn't to blame: it had these bytes from another one, and is still receiving.
+                seeker.fail(&peer.node, PeerFault::Stalled);
+                return Ok(Filled::Spoiled);
+            }
+            Err((fault, why)) => {
+                tracing::info!(image = self.reference, blob = digest, peer = %peer.node, ?fault, why, "a neighbour does not deliver");
+                seeker.fail(&peer.node, fault);
+                return Ok(Filled::LetGo);
+            }
         };
-        let offset = part.offset();
-        flight.set_written(offset);
-        if offset < blob.size {
-            senders.note(&peer.node, offset);
-            let tls = neighbourhood.identity.watch().borrow().peers.client.clone();
-            let opened = client::open(&tls, peer, &blob.digest, (offset, blob.size)).await;
-            let PeerBlob { stream, connection: _connection } = match opened {
-                Ok(blob) => blob,
-                Err((fault, why)) => {
-                    tracing::info!(image = self.reference, blob = blob.digest, peer = %peer.node, ?fault, why, "a neighbour does not deliver");
-                    seeker.fail(peer, fault);
-                    return Ok(false);
+        filling.senders.note(&peer.node, offset);
+        filling.senders.version = version.map(|version| (peer.node.clone(), version));
+        match self.pour(&mut stream, filling, flight, Some(seeker), true).await {
+            Ok(()) => Ok(Filled::Whole(None)),
+            Err(Broken::LetGo) => Ok(Filled::LetGo),
+            Err(Broken::Store(error)) => Err(self.refused(error)),
+            Err(Broken::Registry(error)) => {
+                let (came, has_stalled) = (filling.part.offset() - offset, stream.has_stalled());
+                tracing::info!(image = self.reference, blob = digest, peer = %peer.node, %error, came, "a neighbour has stopped");
+                if has_stalled {
+                    seeker.fail(&peer.node, PeerFault::Stalled);
+                } else if came < PROGRESS {
+                    seeker.fail(&peer.node, PeerFault::Unreachable);
                 }
-            };
-            match self.pour(stream, &mut part, flight, Some(seeker), true).await {
-                Ok(()) => {}
-                Err(Broken::LetGo) => return Ok(false),
-                Err(Broken::Store(error)) => return Err(self.refused(error)),
-                Err(Broken::Registry(error)) => {
-                    tracing::info!(image = self.reference, blob = blob.digest, peer = %peer.node, %error, "a neighbour has stopped");
-                    seeker.fail(peer, PeerFault::Unreachable);
-                    return Ok(false);
-                }
+                // Otherwise it's asked for the rest: its ticket or our turn may be over, or it has begun again.
+                Ok(Filled::LetGo)
             }
         }
-        match part.commit(&self.source, &Labels::new()).await {
-            Ok(()) => Ok(true),
-            Err(WriteError::Mismatch { .. }) => {
-                self.fetcher.writer.abort(&private).await.map_err(|error| self.refused(error))?;
-                flight.set_written(0);
-                if senders.is_one() {
-                    tracing::warn!(image = self.reference, blob = blob.digest, peer = %peer.node, "a neighbour has sent bytes with another digest");
-                    seeker.fail(peer, PeerFault::Damaged);
-                }
-                Ok(false)
-            }
-            Err(error) => Err(self.refused(error)),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn whoever_sent_all_of_a_wrong_blob_is_to_blame_and_nobody_else() {
-        let mut senders = Senders::default();
-        senders.note(&"a".into(), 0);
-        assert!(senders.is_one());
-        senders.note(&"a".into(), 5);
-        assert!(senders.is_one(), "the same one went on");
-        senders.note(&"b".into(), 7);
-        assert!(!senders.is_one(), "one of two");
-        senders.note(&"b".into(), 0);
-        assert!(senders.is_one(), "begun anew");
-        let mut senders = Senders::default();
-        senders.note(&"a".into(), 5);
-        senders.note(&"a".into(), 6);
-        assert!(!senders.is_one(), "an earlier pull has left some");
     }
 }

@@ -27,6 +27,7 @@ use self::release::Release;
 use self::snapshotter::{PLUGIN_TYPE, Snapshotter};
 use self::view::{Sight, View};
 use super::stop::Stop;
+use crate::images::containerd::ingests_dir;
 use crate::images::puller::cri::{MAX_MESSAGE, ask};
 use crate::images::runtime::RuntimeEndpoint;
 
@@ -124,6 +125,14 @@ impl Runtime {
         let flushes_layers = release.flushes_layers(&snapshotter);
         let sandbox = config.sandbox_image;
         Ok(Facts { hosts, snapshotter, discards_layers, flushes_layers, image_root, root, sandbox })
+    }
+
+    /// Whether the agent sees the files of containerd's ingests.
+    pub(super) async fn shows_ingests(&self, hosts_dir: Option<&Path>) -> bool {
+        let Ok(facts) = self.read(hosts_dir).await else { return false };
+        let dir = ingests_dir(&facts.root);
+        View::of_peer(self.endpoint.peer().await).look(&dir) == Sight::There
+            && std::fs::read_dir(&dir).is_ok()
     }
 
     async fn image_root(&self) -> Result<PathBuf, Stop> {

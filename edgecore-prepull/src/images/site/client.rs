@@ -6,7 +6,7 @@ use std::time::Duration;
 use http_body_util::Empty;
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
-use hyper::header::{AUTHORIZATION, HOST, RANGE};
+use hyper::header::{AUTHORIZATION, ETAG, HOST, HeaderValue, IF_MATCH, RANGE};
 use hyper::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use prepull_api::sites::{BLOBS_PATH, MAX_ADDRESSES, Peer, PeerFault, is_address};
@@ -27,16 +27,27 @@ const ANSWER: Duration = Duration::from_secs(20);
 #[derive(Debug)]
 pub(crate) struct PeerBlob {
     pub(crate) stream: BlobStream,
+    /// The version of its bytes, where the neighbour is still receiving them.
+    pub(crate) version: Option<HeaderValue>,
     /// Ends it when dropped.
     pub(crate) connection: AbortOnDropHandle<()>,
 }
 
-/// Asks a neighbour for a blob of this size, from an offset on.
+/// A part of a blob that a neighbour is asked for.
+#[derive(Debug)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) digest: &'a str,
+    pub(crate) offset: u64,
+    pub(crate) size: u64,
+    /// The version of the bytes before the offset, if the neighbour has sent them.
+    pub(crate) version: Option<&'a HeaderValue>,
+}
+
+/// Asks a neighbour for the rest of a blob. [`PeerFault::Damaged`]: it has found out that the bytes before are wrong.
 pub(crate) async fn open(
     tls: &Arc<ClientConfig>,
     peer: &Peer,
-    digest: &str,
-    (offset, size): (u64, u64),
+    wanted: &Wanted<'_>,
 ) -> Result<PeerBlob, (PeerFault, String)> {
     let mut last = (PeerFault::Unreachable, "it has no address".to_owned());
     for address in peer.addresses.iter().take(MAX_ADDRESSES).filter(|address| is_address(address)) {
@@ -51,7 +62,7 @@ pub(crate) async fn open(
                 continue;
             }
         };
-        let asking = ask(tls, peer, stream, digest, (offset, size));
+        let asking = ask(tls, peer, stream, wanted);
         match timeout(ANSWER, asking).await {
             Ok(Ok(blob)) => return Ok(blob),
             Ok(Err((fault, why))) => last = (fault, format!("{address}: {why}")),
@@ -65,8 +76,7 @@ async fn ask(
     tls: &Arc<ClientConfig>,
     peer: &Peer,
     stream: TcpStream,
-    digest: &str,
-    (offset, size): (u64, u64),
+    &Wanted { digest, offset, size, version }: &Wanted<'_>,
 ) -> Result<PeerBlob, (PeerFault, String)> {
     let unreachable = |error: &dyn std::fmt::Display| (PeerFault::Unreachable, error.to_string());
     let name = ServerName::try_from(peer.node.0.clone()).map_err(|error| unreachable(&error))?;
@@ -80,21 +90,25 @@ async fn ask(
         // Its error is that of the body.
         let _ = connection.await;
     }));
-    let request = Request::get(format!("{BLOBS_PATH}{digest}"))
+    let mut request = Request::get(format!("{BLOBS_PATH}{digest}"))
         .header(HOST, "neighbour")
         .header(AUTHORIZATION, format!("Ticket {}", peer.ticket))
-        .header(RANGE, format!("bytes={offset}-"))
-        .body(Empty::<Bytes>::new())
-        .map_err(|error| unreachable(&error))?;
+        .header(RANGE, format!("bytes={offset}-"));
+    if let Some(version) = version {
+        request = request.header(IF_MATCH, version);
+    }
+    let request = request.body(Empty::<Bytes>::new()).map_err(|error| unreachable(&error))?;
     let response = sender.send_request(request).await.map_err(|error| unreachable(&error))?;
     let fault = match response.status() {
         StatusCode::OK | StatusCode::PARTIAL_CONTENT => {
+            let version = response.headers().get(ETAG).cloned();
             let stream = BlobStream::of_answer(response, &format!("neighbour {}", peer.node), (offset, size))
                 .map_err(|error| unreachable(&error))?;
-            return Ok(PeerBlob { stream, connection });
+            return Ok(PeerBlob { stream, version, connection });
         }
         StatusCode::SERVICE_UNAVAILABLE => PeerFault::Busy,
         StatusCode::NOT_FOUND => PeerFault::Gone,
+        StatusCode::PRECONDITION_FAILED if version.is_some() => PeerFault::Damaged,
         _ => PeerFault::Refused,
     };
     Err((fault, format!("it answers {}", response.status())))

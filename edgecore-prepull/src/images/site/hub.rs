@@ -10,7 +10,8 @@ use prepull_api::wire::{EdgeMessage, Welcome};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep};
 
-use super::seeker::{Order, Seeker};
+use super::arrivals::Arrivals;
+use super::seeker::{Late, Order, Seeker};
 use super::tickets::TicketKeys;
 use crate::cloud::clock::CloudClock;
 use crate::cloud::tunnel::Link;
@@ -19,13 +20,27 @@ use crate::cloud::tunnel::Link;
 const PROGRESS: Duration = Duration::from_secs(5);
 /// Shortest time between two messages, so that what happens at once is told at once.
 const GATHER: Duration = Duration::from_millis(50);
-/// Most blobs that are remembered to be here, for a cloud that has begun anew. The oldest are forgotten.
+/// Upper bound on blobs re-announced to a restarted cloud; the oldest are dropped first.
 const REMEMBERED: usize = 1024;
 /// Most messages about blobs that nobody seeks any more, and about failures, that wait for the link.
 const WAITING: usize = 1024;
 
 /// The patience of a pull that must not help itself: longer than any task.
 const UNLIMITED: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// A blob that a pull wants.
+#[derive(Clone, Debug)]
+pub(crate) struct Sought<'a> {
+    pub(crate) task: &'a TaskId,
+    pub(crate) digest: &'a str,
+    pub(crate) size: u64,
+    /// Bytes that are there.
+    pub(crate) done: u64,
+    /// Whether the site has a limit, so that the pull must not help itself just because the cloud is silent.
+    pub(crate) site_limited: bool,
+    /// When the pull fails. After half of the time until then it helps itself.
+    pub(crate) deadline: Option<Instant>,
+}
 
 /// A blob of a task.
 pub(super) type Key = (TaskId, String);
@@ -38,6 +53,7 @@ pub(crate) struct Hub {
     /// How long a pull waits without a word from the cloud until it downloads for itself.
     patience: Duration,
     pub(super) keys: TicketKeys,
+    pub(crate) arrivals: Arc<Arrivals>,
     pub(super) clock: Arc<CloudClock>,
 }
 
@@ -47,9 +63,9 @@ struct State {
     is_heard: bool,
     wants: BTreeMap<Key, Want>,
     here: VecDeque<(Key, u64)>,
-    /// Of which of these the cloud is to be told.
+    /// Blobs whose state must still be reported to the cloud.
     changed: BTreeSet<Key>,
-    dropped: VecDeque<(Key, u64)>,
+    dropped: VecDeque<(Key, BlobNews)>,
     failures: VecDeque<(TaskId, PeerFailure)>,
 }
 
@@ -66,18 +82,13 @@ pub(super) struct Want {
 
 impl Hub {
     pub(crate) fn new(patience: Duration, clock: Arc<CloudClock>) -> Self {
-        Self { state: Mutex::default(), news: Notify::new(), patience, keys: TicketKeys::default(), clock }
+        let (state, news, keys, arrivals) = Default::default();
+        Self { state, news, patience, keys, arrivals, clock }
     }
 
-    /// Asks the cloud where to get a blob of a task, until the seeker is dropped. `None`: it is not worth it.
-    pub(crate) fn seek(
-        self: &Arc<Self>,
-        task: &TaskId,
-        digest: &str,
-        size: u64,
-        done: u64,
-        site_limited: bool,
-    ) -> Option<Seeker> {
+    /// Asks the cloud where to get a blob of a task, until the seeker is dropped. `None`: it's too small.
+    pub(crate) fn seek(self: &Arc<Self>, sought: &Sought<'_>) -> Option<Seeker> {
+        let &Sought { task, digest, size, done, site_limited, deadline } = sought;
         if size < LEAST_SHARED {
             return None;
         }
@@ -85,13 +96,23 @@ impl Hub {
         let order = watch::Sender::new(Order { from: None, heard: Instant::now() });
         let receiver = order.subscribe();
         let want = Want { size, done, told: done, state: BlobState::Wanted, order };
-        let mut state = self.lock();
-        state.wants.insert(key.clone(), want);
-        state.changed.insert(key.clone());
-        drop(state);
-        self.news.notify_one();
+        self.change(|state| {
+            state.wants.insert(key.clone(), want);
+            state.changed.insert(key.clone());
+        });
         let patience = if site_limited { UNLIMITED } else { self.patience };
-        Some(Seeker::new(Arc::clone(self), key, receiver, patience))
+        Some(Seeker::new(
+            Arc::clone(self),
+            key,
+            receiver,
+            patience,
+            deadline.map(|end| Late::new(end, size, done)),
+        ))
+    }
+
+    /// Whether a pull of this node seeks a blob.
+    pub(super) fn is_sought(&self, digest: &str) -> bool {
+        self.lock().wants.keys().any(|(_, sought)| sought == digest)
     }
 
     /// Tells the cloud that a blob is here, so that neighbours may have it.
@@ -125,7 +146,7 @@ impl Hub {
             if is_here {
                 state.note_here(key.clone(), want.size);
             } else {
-                push(&mut state.dropped, (key.clone(), want.size), WAITING);
+                push(&mut state.dropped, dropped(key.clone(), want.size, want.done), WAITING);
             }
         });
     }
@@ -175,11 +196,11 @@ impl Hub {
                     Some(want) => _ = want.order.send_if_modified(|order| order.replace(blob.from, now)),
                     // It has ended meanwhile, or the agent has been restarted.
                     None if state.here.iter().any(|(here, _)| *here == key) => _ = state.changed.insert(key),
-                    None if blob.from != From::Wait => push(&mut state.dropped, (key, 0), WAITING),
+                    None if blob.from != From::Wait => push(&mut state.dropped, dropped(key, 0, 0), WAITING),
                     None => {}
                 }
             }
-            // A word about one of them is one about all: the others are waited for.
+            // A reply about one blob shows that the cloud is alive, so restart the patience of every blob of the task.
             for (_, want) in state.wants.iter().filter(|((of, _), _)| *of == task) {
                 want.order.send_if_modified(|order| {
                     order.heard = now;
@@ -236,8 +257,7 @@ impl State {
         for (task, failure) in std::mem::take(&mut self.failures) {
             by_task.entry(task).or_default().1.push(failure);
         }
-        for ((task, digest), size) in std::mem::take(&mut self.dropped) {
-            let news = BlobNews { digest, size, state: BlobState::Dropped, done: 0 };
+        for ((task, _), news) in std::mem::take(&mut self.dropped) {
             by_task.entry(task).or_default().0.push(news);
         }
         for key in std::mem::take(&mut self.changed) {
@@ -245,7 +265,7 @@ impl State {
                 want.told = want.done;
                 BlobNews { digest: key.1, size: want.size, state: want.state, done: want.done }
             } else if let Some((_, size)) = self.here.iter().find(|(here, _)| *here == key) {
-                BlobNews { digest: key.1, size: *size, state: BlobState::Here, done: 0 }
+                BlobNews { digest: key.1, size: *size, state: BlobState::Here, done: *size }
             } else {
                 continue;
             };
@@ -256,16 +276,17 @@ impl State {
             while !blobs.is_empty() || !failures.is_empty() {
                 let blobs = blobs.drain(..blobs.len().min(MAX_BLOBS)).collect();
                 let failures = failures.drain(..failures.len().min(MAX_BLOBS)).collect();
-                messages.push(EdgeMessage::Blobs(Blobs {
-                    task: task.clone(),
-                    blobs,
-                    failures,
-                    reads_streams: false,
-                }));
+                let news = Blobs { task: task.clone(), blobs, failures, reads_streams: true };
+                messages.push(EdgeMessage::Blobs(news));
             }
         }
         messages
     }
+}
+
+fn dropped(key: Key, size: u64, done: u64) -> (Key, BlobNews) {
+    let news = BlobNews { digest: key.1.clone(), size, state: BlobState::Dropped, done };
+    (key, news)
 }
 
 fn push<T>(queue: &mut VecDeque<T>, item: T, most: usize) {

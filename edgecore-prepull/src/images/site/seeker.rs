@@ -1,14 +1,22 @@
-//! A pull that seeks one blob: it does as the cloud says, and helps itself where the cloud is silent.
+//! A pull that seeks one blob: it does as the cloud says, and helps itself where the cloud is silent, or when half of its
+//! time is over.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use prepull_api::sites::{BlobState, From, Peer, PeerFailure, PeerFault};
+use prepull_api::sites::{BlobState, From, Peer, PeerFailure, PeerFault, split_ticket};
+use prepull_api::task::NodeName;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::hub::{Hub, Key};
 use crate::images::rate::Bucket;
+
+/// Interval of looking whether a pull will be late, or a ticket has expired.
+const LOOK: Duration = Duration::from_secs(1);
+/// Why a pull helps itself in its second half.
+const LATE: &str = "half of its time was over, and at the pace so far it would have been late";
 
 /// What the cloud has said of a blob.
 #[derive(Clone, Debug)]
@@ -44,6 +52,29 @@ pub(crate) enum Way {
     Peer(Peer),
 }
 
+/// The time of a pull. Once half of it is over, the pull helps itself, unless it will be in time anyway.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Late {
+    begin: Instant,
+    end: Instant,
+    size: u64,
+    had: u64,
+}
+
+impl Late {
+    pub(super) fn new(end: Instant, size: u64, had: u64) -> Self {
+        Self { begin: Instant::now(), end, size, had }
+    }
+
+    /// Whether half of the time is over, and the blob would be late at the pace so far.
+    fn is_late(&self, done: u64, now: Instant) -> bool {
+        let (spent, left) = (now - self.begin, self.end.saturating_duration_since(now));
+        let came = u128::from(done.saturating_sub(self.had));
+        let missing = u128::from(self.size.saturating_sub(done));
+        spent >= left && missing * spent.as_millis() > came * left.as_millis()
+    }
+}
+
 /// See the module. When it is dropped, the cloud is told that the blob is not wanted any more.
 #[derive(Debug)]
 pub(crate) struct Seeker {
@@ -52,18 +83,37 @@ pub(crate) struct Seeker {
     order: watch::Receiver<Order>,
     since: Instant,
     patience: Duration,
+    late: Option<Late>,
+    done: AtomicU64,
+    /// Why the pull helps itself, once it does.
+    alone: Option<String>,
     /// This node's part of the site's limit.
     bucket: Bucket,
     is_here: bool,
 }
 
 impl Seeker {
-    pub(super) fn new(hub: Arc<Hub>, key: Key, order: watch::Receiver<Order>, patience: Duration) -> Self {
-        Self { hub, key, order, since: Instant::now(), patience, bucket: Bucket::new(None), is_here: false }
+    pub(super) fn new(
+        hub: Arc<Hub>,
+        key: Key,
+        order: watch::Receiver<Order>,
+        patience: Duration,
+        late: Option<Late>,
+    ) -> Self {
+        let (since, bucket) = (Instant::now(), Bucket::new(None));
+        let done = AtomicU64::new(late.map_or(0, |late| late.had));
+        Self { hub, key, order, since, patience, late, done, alone: None, bucket, is_here: false }
     }
 
-    /// Takes bytes that have arrived from the registry, and returns when the site's limit has allowed them.
-    pub(crate) async fn take(&self, bytes: usize) {
+    /// Takes bytes that have arrived from the registry, and returns when the site's limit has allowed them. `whole` is that
+    /// limit: a pull that helps itself has no part of it from the cloud.
+    pub(crate) async fn take(&self, bytes: usize, whole: Option<&Bucket>) {
+        if self.alone.is_some() {
+            if let Some(whole) = whole {
+                whole.take(bytes).await;
+            }
+            return;
+        }
         let rate = match &self.order.borrow().from {
             Some(From::Registry { max_rate, .. }) => *max_rate,
             _ => None,
@@ -72,31 +122,44 @@ impl Seeker {
         self.bucket.take(bytes).await;
     }
 
-    /// Waits until it is said where the blob is to be had. Without a word for the whole patience, it is the registry.
+    /// From now on the pull helps itself, whatever the cloud says.
+    pub(crate) fn go_alone(&mut self, why: &str) {
+        self.alone.get_or_insert_with(|| why.to_owned());
+    }
+
+    /// Waits until it is known where the blob is to be had. Without a word for the whole patience, it is the registry.
     pub(crate) async fn way(&mut self) -> Way {
         loop {
+            if self.alone.is_none() && self.is_late() {
+                self.go_alone(LATE);
+            }
+            if self.alone.is_some() {
+                self.set_state(BlobState::Carrying);
+                return Way::Registry(self.alone.clone());
+            }
             let Order { from, heard } = self.order.borrow_and_update().clone();
             match from {
                 Some(From::Registry { alone, max_rate: _ }) => {
                     self.set_state(BlobState::Carrying);
                     return Way::Registry((!alone.is_empty()).then_some(alone));
                 }
-                Some(From::Peers { peers }) if !peers.is_empty() => {
-                    self.set_state(BlobState::Fetching);
-                    // It is not empty.
-                    if let Some(peer) = peers.into_iter().next() {
+                Some(From::Peers { peers }) => {
+                    let now = self.hub.clock.now().as_secs();
+                    let is_good = |peer: &Peer| split_ticket(&peer.ticket).is_some_and(|(end, _)| now < end);
+                    if let Some(peer) = peers.into_iter().find(is_good) {
+                        self.set_state(BlobState::Fetching);
                         return Way::Peer(peer);
                     }
                 }
-                _ => {}
+                Some(From::Wait) | None => {}
             }
             self.set_state(BlobState::Wanted);
             let patience = self.patience;
             let end = heard.max(self.since) + patience;
             tokio::select! {
                 changed = self.order.changed() => if changed.is_err() { return Way::Registry(None) },
-                () = sleep_until(end) => {
-                    // It may have been heard meanwhile without saying anything new.
+                () = sleep_until(end.min(Instant::now() + LOOK)) => {
+                    // The cloud may have repeated itself in this time.
                     if self.order.borrow().heard.max(self.since) + patience <= Instant::now() {
                         self.set_state(BlobState::Carrying);
                         return Way::Registry(Some(silence(patience)));
@@ -106,9 +169,22 @@ impl Seeker {
         }
     }
 
-    /// Whether the cloud has said something else since [`Self::way`].
+    /// Whether the bytes should come from elsewhere since [`Self::way`].
     pub(crate) fn is_redirected(&self) -> bool {
-        self.order.has_changed().unwrap_or(false)
+        self.alone.is_none() && (self.order.has_changed().unwrap_or(false) || self.is_late())
+    }
+
+    /// Waits until the bytes should come from elsewhere.
+    pub(crate) async fn redirected(&self) {
+        let mut order = self.order.clone();
+        while !self.is_redirected() {
+            // The sender lives as long as this.
+            let _ = timeout(LOOK, order.changed()).await;
+        }
+    }
+
+    fn is_late(&self) -> bool {
+        self.late.is_some_and(|late| late.is_late(self.done.load(Ordering::Relaxed), Instant::now()))
     }
 
     fn set_state(&self, state: BlobState) {
@@ -117,6 +193,7 @@ impl Seeker {
 
     /// Says how many bytes are there. The cloud is told now and then.
     pub(crate) fn set_done(&self, done: u64) {
+        self.done.store(done, Ordering::Relaxed);
         self.hub.change_want(&self.key, |want| {
             want.done = done;
             false
@@ -124,14 +201,14 @@ impl Seeker {
     }
 
     /// The neighbour did not deliver. The next one that the cloud has named is asked, or the cloud.
-    pub(crate) fn fail(&mut self, peer: &Peer, fault: PeerFault) {
+    pub(crate) fn fail(&mut self, peer: &NodeName, fault: PeerFault) {
         let (task, digest) = &self.key;
-        let failure = PeerFailure { digest: digest.clone(), peer: peer.node.clone(), fault };
+        let failure = PeerFailure { digest: digest.clone(), peer: peer.clone(), fault };
         self.hub.note_failure(task, failure);
         self.hub.change_want(&self.key, |want| {
             want.order.send_if_modified(|order| {
                 if let Some(From::Peers { peers }) = &mut order.from {
-                    peers.retain(|other| other.node != peer.node);
+                    peers.retain(|other| other.node != *peer);
                 }
                 order.heard = Instant::now();
                 false
@@ -154,4 +231,23 @@ impl Drop for Seeker {
 
 fn silence(patience: Duration) -> String {
     format!("the cloud has said nothing of its site for {} s", patience.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_pull_that_would_be_late_helps_itself() {
+        let begin = Instant::now();
+        let late = Late { begin, end: begin + Duration::from_secs(1000), size: 1000, had: 0 };
+        for (second, done, expected) in
+            [(499, 0, false), (500, 0, true), (500, 499, true), (500, 500, false), (900, 899, true), (900, 900, false)]
+        {
+            let now = begin + Duration::from_secs(second);
+            assert_eq!(late.is_late(done, now), expected, "{done} bytes after {second} s");
+        }
+        let resumed = Late { had: 900, ..late };
+        assert!(resumed.is_late(900, begin + Duration::from_secs(500)), "nothing has come since");
+    }
 }

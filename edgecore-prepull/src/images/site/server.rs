@@ -1,53 +1,51 @@
-//! Serving blobs to neighbours: those that the cloud has given a ticket for, straight from containerd's content store.
+//! Serves blobs to neighbours that show a ticket: whole ones straight from containerd's content store, and those that are
+//! still arriving from their ingest.
 
 use std::convert::Infallible;
 use std::num::NonZeroU64;
-use std::sync::Arc;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::{Stream, stream};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Bytes, Frame, Incoming};
-use hyper::header::{AUTHORIZATION, CONTENT_RANGE, HeaderMap, RANGE};
+use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderMap, IF_MATCH, RANGE};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use prepull_api::sites::{BLOBS_PATH, is_digest};
 use prepull_api::task::NodeName;
+use prepull_program::places::{Loses, Place, Places};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{sleep, timeout};
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
+use super::arrivals::Arrival;
 use super::hub::Hub;
+use super::turns::{Pace, TURN, Turn, Turns};
 use crate::cloud::identity::{Identity, node_of};
 use crate::images::containerd::ContentStore;
 use crate::images::rate::Bucket;
 use crate::metrics::Metrics;
 use crate::tasks::checks::read_load;
 
-/// Blobs that are served at a time, to as many neighbours as the cloud sends here, and some that it has sent before. Each
-/// takes up to a MiB.
-const SERVED: usize = 6;
-/// The same on a machine whose processors have more to do than they can: its own work comes first.
-const SERVED_WHEN_BUSY: usize = 2;
-/// Connections at a time, those included that wait for their turn or are in their handshake.
+/// Connections at a time that haven't shown a ticket yet.
 const CONNECTIONS: usize = 32;
 /// Limit for a handshake and a request.
 const REQUEST: Duration = Duration::from_secs(5);
-/// Longest wait for a turn. The neighbour waits longer for an answer, and asks somebody else then.
-const TURN: Duration = Duration::from_secs(8);
-/// Longest time in which a neighbour takes no bytes at all.
-const STUCK: Duration = Duration::from_secs(300);
-/// Bytes that are read from the store at a time.
-const PIECE: u64 = 256 * 1024;
+/// Bytes that are read at a time.
+const PIECE: u64 = 128 * 1024;
+/// Bytes that HTTP buffers for a reader, besides a piece.
+const BUFFERED: usize = 64 * 1024;
+/// Interval of looking whether a reader has to go.
+const LOOK: Duration = Duration::from_secs(1);
 /// Wait after a connection could not be accepted: most likely the process is out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The permission to be served, until it is dropped.
-type Turn = Vec<OwnedSemaphorePermit>;
 type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 
 /// Serves neighbours.
@@ -55,12 +53,46 @@ pub(crate) struct Server {
     hub: Arc<Hub>,
     identity: Identity,
     store: Arc<ContentStore>,
-    /// What may be uploaded.
+    /// The limit of uploads.
     bucket: Bucket,
     metrics: Arc<Metrics>,
-    turns: Arc<Semaphore>,
-    /// Those who are served while the machine is busy need one of these as well.
-    turns_when_busy: Arc<Semaphore>,
+    turns: Arc<Turns>,
+}
+
+/// One connection: it asks for one blob.
+#[derive(Debug, Default)]
+struct Course {
+    /// Cancelled once it has shown a ticket.
+    admitted: CancellationToken,
+    /// Cancelled when the reader has come back for the same blob.
+    end: CancellationToken,
+    pace: Mutex<Pace>,
+    /// End of the ticket, in seconds since 1970.
+    expires: AtomicU64,
+}
+
+impl Course {
+    fn pace(&self) -> MutexGuard<'_, Pace> {
+        self.pace.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Where a blob is read from.
+enum Source {
+    /// The content store has all of it.
+    Store {
+        digest: String,
+        size: u64,
+    },
+    Arrival(Arrival),
+}
+
+impl Source {
+    fn size(&self) -> u64 {
+        match self {
+            Self::Store { size, .. } | Self::Arrival(Arrival { size, .. }) => *size,
+        }
+    }
 }
 
 impl Server {
@@ -71,29 +103,23 @@ impl Server {
         max_rate: Option<NonZeroU64>,
         metrics: Arc<Metrics>,
     ) -> Arc<Self> {
-        let [turns, turns_when_busy] =
-            [SERVED, SERVED_WHEN_BUSY].map(|turns| Arc::new(Semaphore::new(turns)));
         let bucket = Bucket::new(max_rate);
-        Arc::new(Self { hub, identity, store, bucket, metrics, turns, turns_when_busy })
+        Arc::new(Self { hub, identity, store, bucket, metrics, turns: Arc::default() })
     }
 
     /// Serves until `shutdown`.
     pub(crate) async fn serve(self: Arc<Self>, listener: TcpListener, shutdown: CancellationToken) {
-        let places = Arc::new(Semaphore::new(CONNECTIONS));
+        let places = Places::new(CONNECTIONS, Loses::Oldest);
         loop {
             let accepted = tokio::select! {
                 () = shutdown.cancelled() => return,
                 accepted = listener.accept() => accepted,
             };
             match accepted {
-                Ok((stream, _)) => {
-                    // Whoever comes beyond is disconnected, and asks somebody else.
-                    let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
+                Ok((stream, from)) => {
+                    let place = places.take(from.ip().into());
                     let (server, shutdown) = (Arc::clone(&self), shutdown.clone());
-                    tokio::spawn(async move {
-                        let _place = place;
-                        shutdown.run_until_cancelled(server.connection(stream)).await;
-                    });
+                    tokio::spawn(shutdown.run_until_cancelled_owned(server.connection(stream, place)));
                 }
                 Err(error) => {
                     tracing::debug!(%error, "a neighbour's connection was not accepted");
@@ -103,27 +129,47 @@ impl Server {
         }
     }
 
-    async fn connection(self: Arc<Self>, stream: TcpStream) {
+    async fn connection(self: Arc<Self>, stream: TcpStream, place: Place) {
+        let course = Arc::new(Course::default());
+        tokio::select! {
+            () = Arc::clone(&self).converse(stream, Arc::clone(&course)) => {}
+            () = course.end.cancelled() => {}
+            () = hold_until_admitted(place, &course) => {}
+            () = self.watch(&course) => {}
+        }
+    }
+
+    async fn converse(self: Arc<Self>, stream: TcpStream, course: Arc<Course>) {
         let _ = stream.set_nodelay(true);
         let tls = self.identity.watch().borrow().peers.server.clone();
         let Ok(Ok(stream)) = timeout(REQUEST, TlsAcceptor::from(tls).accept(stream)).await else { return };
-        let reader = stream.get_ref().1.peer_certificates().and_then(|chain| node_of(chain.first()?));
-        let Some(reader) = reader else { return };
-        let progress = Arc::new(AtomicU64::new(0));
+        let certificates = stream.get_ref().1.peer_certificates();
+        let Some(reader) = certificates.and_then(|all| node_of(all.first()?)) else { return };
         let service = hyper::service::service_fn(|request| {
-            let (server, reader, progress) = (Arc::clone(&self), reader.clone(), Arc::clone(&progress));
-            async move { Ok::<_, Infallible>(server.answer(&reader, &request, progress).await) }
+            let (server, reader, course) = (Arc::clone(&self), reader.clone(), Arc::clone(&course));
+            async move { Ok::<_, Infallible>(server.answer(&reader, &request, course).await) }
         });
         let connection = hyper::server::conn::http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(REQUEST)
             .keep_alive(false)
+            .max_buf_size(BUFFERED)
             .serve_connection(TokioIo::new(stream), service);
-        tokio::select! {
-            ended = connection => if let Err(error) = ended {
-                tracing::debug!(%reader, %error, "a neighbour's connection ended");
-            },
-            () = wait_until_stuck(&progress) => tracing::debug!(%reader, "a neighbour takes no bytes any more"),
+        if let Err(error) = connection.await {
+            tracing::debug!(%reader, %error, "a neighbour's connection ended");
+        }
+    }
+
+    /// Waits until the ticket of a reader has expired, or it has lost its turn.
+    async fn watch(&self, course: &Course) {
+        course.admitted.cancelled().await;
+        loop {
+            sleep(LOOK).await;
+            let is_expired = self.hub.clock.now().as_secs() >= course.expires.load(Ordering::Relaxed);
+            if is_expired || course.pace().is_too_slow(self.turns.are_wanted(), Instant::now()) {
+                tracing::debug!(is_expired, "a neighbour's turn is over");
+                return;
+            }
         }
     }
 
@@ -131,8 +177,9 @@ impl Server {
         self: Arc<Self>,
         reader: &NodeName,
         request: &Request<Incoming>,
-        progress: Arc<AtomicU64>,
+        course: Arc<Course>,
     ) -> Response<Body> {
+        let headers = request.headers();
         let Some(digest) = request.uri().path().strip_prefix(BLOBS_PATH).filter(|digest| is_digest(digest))
         else {
             return refuse(StatusCode::BAD_REQUEST);
@@ -141,83 +188,111 @@ impl Server {
             return refuse(StatusCode::METHOD_NOT_ALLOWED);
         }
         let now = self.hub.clock.now().as_secs();
-        let ticket = bearer(request.headers()).unwrap_or_default();
-        if !self.hub.keys.allow(ticket, (reader, &self.identity.node()), digest, now) {
+        let ticket = bearer(headers).unwrap_or_default();
+        let Some(expires) = self.hub.keys.check(ticket, (reader, &self.identity.node()), digest, now) else {
             tracing::info!(%reader, digest, "a neighbour without a valid ticket was refused");
             return refuse(StatusCode::FORBIDDEN);
+        };
+        course.expires.store(expires, Ordering::Relaxed);
+        course.admitted.cancel();
+        let version = format!("\"{}\"", self.hub.arrivals.version(digest));
+        if headers.get(IF_MATCH).is_some_and(|before| before.as_bytes() != version.as_bytes()) {
+            return refuse(StatusCode::PRECONDITION_FAILED);
         }
-        let Some(size) = self.store.blob_size(digest).await else { return refuse(StatusCode::NOT_FOUND) };
-        let Some(offset) = offset(request.headers()).filter(|offset| *offset < size) else {
+        let Some(mut turn) = self.turns.enter(reader, digest, &course.end) else {
+            return refuse(StatusCode::SERVICE_UNAVAILABLE);
+        };
+        let source = match timeout(TURN, self.find(digest)).await {
+            Ok(Some(source)) => source,
+            Ok(None) => return refuse(StatusCode::NOT_FOUND),
+            Err(_) => return refuse(StatusCode::SERVICE_UNAVAILABLE),
+        };
+        let size = source.size();
+        let Some(offset) = offset(headers).filter(|offset| *offset < size) else {
             return refuse(StatusCode::RANGE_NOT_SATISFIABLE);
         };
-        let Some(turn) = self.take_turn().await else { return refuse(StatusCode::SERVICE_UNAVAILABLE) };
+        let is_busy = matches!(source, Source::Store { .. }) && is_busy();
+        if !turn.come(is_busy).await {
+            return refuse(StatusCode::SERVICE_UNAVAILABLE);
+        }
         tracing::debug!(%reader, digest, offset, "serving a neighbour");
-        let range = format!("bytes {offset}-{}/{size}", size - 1);
-        let body = BodyExt::boxed_unsync(StreamBody::new(self.pieces(
-            digest.to_owned(),
-            (offset, size),
-            (turn, progress),
-        )));
-        let response = Response::builder()
+        let mut response = Response::builder()
             .status(StatusCode::PARTIAL_CONTENT)
-            .header(CONTENT_RANGE, range)
-            .header(hyper::header::CONTENT_LENGTH, size - offset)
-            .body(body);
-        response.unwrap_or_else(|_| refuse(StatusCode::INTERNAL_SERVER_ERROR))
+            .header(CONTENT_RANGE, format!("bytes {offset}-{}/{size}", size - 1))
+            .header(CONTENT_LENGTH, size - offset);
+        if matches!(source, Source::Arrival(_)) {
+            response = response.header(ETAG, version);
+        }
+        let body = BodyExt::boxed_unsync(StreamBody::new(self.pieces(source, offset, (course, turn))));
+        response.body(body).unwrap_or_else(|_| refuse(StatusCode::INTERNAL_SERVER_ERROR))
     }
 
-    /// A turn to be served, unless there are too many others.
-    async fn take_turn(&self) -> Option<Turn> {
-        let turns = if is_busy() {
-            [Some(&self.turns), Some(&self.turns_when_busy)]
-        } else {
-            [Some(&self.turns), None]
-        };
-        let taking = async {
-            let mut taken = Vec::new();
-            for turns in turns.into_iter().flatten() {
-                taken.push(Arc::clone(turns).acquire_owned().await.ok()?);
+    /// Finds a blob. One that a pull seeks may have no bytes yet: then this waits for them.
+    async fn find(&self, digest: &str) -> Option<Source> {
+        loop {
+            if let Some(size) = self.store.blob_size(digest).await {
+                return Some(Source::Store { digest: digest.to_owned(), size });
             }
-            Some(taken)
-        };
-        timeout(TURN, taking).await.ok()?
+            if let Some(arrival) = self.hub.arrivals.get(digest) {
+                return Some(Source::Arrival(arrival));
+            }
+            if !self.hub.is_sought(digest) {
+                return None;
+            }
+            sleep(LOOK).await;
+        }
     }
 
     fn pieces(
         self: Arc<Self>,
-        digest: String,
-        (offset, size): (u64, u64),
-        (turn, progress): (Turn, Arc<AtomicU64>),
+        source: Source,
+        offset: u64,
+        (course, turn): (Arc<Course>, Turn),
     ) -> impl Stream<Item = std::io::Result<Frame<Bytes>>> + Send + 'static {
-        stream::try_unfold((self, offset, turn), move |(server, offset, turn)| {
-            let (digest, progress) = (digest.clone(), Arc::clone(&progress));
+        stream::try_unfold((self, source, offset, turn), move |(server, mut source, offset, turn)| {
+            let course = Arc::clone(&course);
             async move {
-                if offset >= size {
+                course.pace().take(Instant::now());
+                if offset >= source.size() {
                     return Ok(None);
                 }
-                let piece = server.store.read_piece(&digest, offset, PIECE.min(size - offset)).await;
-                let gone = || std::io::Error::other("the blob is gone");
+                let piece = server.piece(&mut source, offset).await;
+                let gone = || std::io::Error::other("no more bytes of the blob");
                 let piece = piece.filter(|piece| !piece.is_empty()).ok_or_else(gone)?;
                 server.bucket.take(piece.len()).await;
                 let bytes = piece.len() as u64;
                 server.metrics.count_served(bytes);
-                progress.fetch_add(bytes, Ordering::Relaxed);
-                Ok(Some((Frame::data(Bytes::from(piece)), (server, offset + bytes, turn))))
+                course.pace().offer(bytes, Instant::now());
+                Ok(Some((Frame::data(Bytes::from(piece)), (server, source, offset + bytes, turn))))
             }
         })
     }
+
+    async fn piece(&self, source: &mut Source, offset: u64) -> Option<Vec<u8>> {
+        match source {
+            Source::Store { digest, size } => {
+                self.store.read_piece(digest, offset, PIECE.min(*size - offset)).await
+            }
+            Source::Arrival(arrival) => {
+                let bytes = usize::try_from(arrival.beyond(offset).await?.min(PIECE)).ok()?;
+                let file = Arc::clone(&arrival.file);
+                let reading = spawn_blocking(move || {
+                    let mut piece = vec![0; bytes];
+                    file.read_exact_at(&mut piece, offset).map(|()| piece)
+                });
+                reading.await.ok()?.ok()
+            }
+        }
+    }
 }
 
-/// Waits until nothing was sent for a while.
-async fn wait_until_stuck(progress: &AtomicU64) {
-    let mut before = None;
-    loop {
-        let now = progress.load(Ordering::Relaxed);
-        if before.replace(now) == Some(now) {
-            return;
-        }
-        sleep(STUCK).await;
+/// Waits until a connection has lost its place. One with a ticket needs none: turns bound those.
+async fn hold_until_admitted(mut place: Place, course: &Course) {
+    tokio::select! {
+        () = place.lost() => return,
+        () = course.admitted.cancelled() => drop(place),
     }
+    std::future::pending::<()>().await;
 }
 
 /// Whether the processors have more to do than they can.

@@ -26,22 +26,22 @@ impl TicketKeys {
         }
     }
 
-    /// Whether a ticket lets this reader have the blob from this node, at a time in seconds since 1970.
-    pub(super) fn allow(
+    /// The end of a ticket that lets this reader have the blob from this node, both in seconds since 1970. `None`: it doesn't.
+    pub(super) fn check(
         &self,
         ticket: &str,
         (reader, server): (&NodeName, &NodeName),
         digest: &str,
         now: u64,
-    ) -> bool {
-        let Some((expires, signature)) = split_ticket(ticket) else { return false };
-        let Some(signature) = unhex::<64>(signature) else { return false };
+    ) -> Option<u64> {
+        let (expires, signature) = split_ticket(ticket)?;
+        let signature = unhex::<64>(signature)?;
         let text = Grant { reader, server, digest, expires }.to_signed_text();
         let keys = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let is_signed = |key: &[u8; 32]| {
             UnparsedPublicKey::new(&ED25519, key).verify(text.as_bytes(), &signature).is_ok()
         };
-        now < expires && keys.iter().any(is_signed)
+        (now < expires && keys.iter().any(is_signed)).then_some(expires)
     }
 }
 
@@ -68,7 +68,7 @@ mod tests {
     fn forged_expired_and_foreign_tickets_open_nothing() {
         let keys = TicketKeys::default();
         let allow = |ticket: &str, reader: &str, digest: &str, now| {
-            keys.allow(ticket, (&reader.into(), &"server".into()), digest, now)
+            keys.check(ticket, (&reader.into(), &"server".into()), digest, now).is_some()
         };
         let good = ticket(&pair(1), "reader", "server", "sha256:a", 100);
         assert!(!allow(&good, "reader", "sha256:a", 99), "no cloud has said by which key");
@@ -93,7 +93,7 @@ mod tests {
         }
         let allow = |seed| {
             let ticket = ticket(&pair(seed), "reader", "server", "sha256:a", 100);
-            keys.allow(&ticket, (&"reader".into(), &"server".into()), "sha256:a", 1)
+            keys.check(&ticket, (&"reader".into(), &"server".into()), "sha256:a", 1).is_some()
         };
         assert_eq!([1, 2, 3].map(allow), [false, true, true]);
     }

@@ -1,6 +1,7 @@
 //! Controls of a running execution: its deadline and keys, and the request to stop.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use prepull_api::wire::Key;
 use tokio::sync::watch;
@@ -47,7 +48,7 @@ pub(super) async fn wait_for_stop(mut control: watch::Receiver<TaskControl>) -> 
 pub(super) async fn wait_for_deadline(mut control: watch::Receiver<TaskControl>, clock: &CloudClock) {
     let mut open = OpenClock::default();
     loop {
-        let now = Now { monotonic: Instant::now().into_std(), wall: clock.wall(), boot: None };
+        let now = now(clock);
         let (deadline, look) = open.look(&control.borrow_and_update().terms, now);
         if deadline <= now.monotonic {
             return;
@@ -57,4 +58,20 @@ pub(super) async fn wait_for_deadline(mut control: watch::Receiver<TaskControl>,
             () = sleep_until(look.into()) => {}
         }
     }
+}
+
+/// When a pull that begins now fails: at the deadline of its task, or after its own limit. `None` where it must not help
+/// itself before: a cloud of release 0.1 says that the site has a limit, and not which one.
+pub(super) fn deadline(terms: &TaskTerms, limit: Option<Duration>, clock: &CloudClock) -> Option<Instant> {
+    if terms.download.site_limited && terms.download.site_rate.is_none() {
+        return None;
+    }
+    let now = now(clock);
+    let (deadline, _) = OpenClock::default().look(terms, now);
+    let own = limit.and_then(|limit| now.monotonic.checked_add(limit));
+    Some(own.map_or(deadline, |own| own.min(deadline)).into())
+}
+
+fn now(clock: &CloudClock) -> Now {
+    Now { monotonic: Instant::now().into_std(), wall: clock.wall(), boot: None }
 }

@@ -12,7 +12,7 @@ use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::{sleep, timeout};
 
 use super::board::ImageBoard;
-use super::control::{TaskControl, current_key};
+use super::control::{TaskControl, current_key, deadline};
 use super::leftovers::Wanted;
 use super::locks::{RecentPull, ReferenceLocks};
 use super::login::pull_with_key;
@@ -69,6 +69,8 @@ pub(super) struct TaskContext<'a> {
     pub(super) task_permits: Semaphore,
     /// The cap of the task.
     pub(super) bucket: &'a Bucket,
+    /// The cap of its site.
+    pub(super) site: &'a Bucket,
 }
 
 impl<P: Puller> ImagePulls<P> {
@@ -268,21 +270,21 @@ impl<P: Puller> ImagePulls<P> {
             return Err(error.with_code(FailureCode::SecretUnusable));
         }
 
-        let download = {
+        let (download, deadline) = {
             let terms = &context.control.borrow().terms;
             if !terms.state(self.clock.wall()).is_open {
                 return Ok(None);
             }
-            terms.download.clone()
+            (terms.download.clone(), deadline(terms, image.timeout, &self.clock))
         };
-        let verification = download.verify.as_ref();
-        let wanted = self.wanted.references();
         let terms = PullTerms {
             bucket: Some(context.bucket),
-            verification,
+            verification: download.verify.as_ref(),
             shared_for: download.share.then_some(context.task),
+            site: Some(context.site),
             site_limited: download.site_limited,
-            wanted: &wanted,
+            deadline,
+            wanted: &self.wanted.references(),
         };
         let board = context.board;
         self.note_leftovers();

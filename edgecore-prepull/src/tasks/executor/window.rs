@@ -88,10 +88,18 @@ pub(super) async fn wait_for_other_way(mut control: watch::Receiver<TaskControl>
     }
 }
 
-/// Keeps the bucket at the rate of the task, in an endless loop.
-pub(super) async fn follow_rate(mut control: watch::Receiver<TaskControl>, bucket: &Bucket) -> Infallible {
+/// Keeps the buckets at the rates of the task and of its site, in an endless loop.
+pub(super) async fn follow_rates(
+    mut control: watch::Receiver<TaskControl>,
+    bucket: &Bucket,
+    site: &Bucket,
+) -> Infallible {
     loop {
-        bucket.set_rate(control.borrow_and_update().terms.download.max_rate);
+        {
+            let download = &control.borrow_and_update().terms.download;
+            bucket.set_rate(download.max_rate);
+            site.set_rate(download.site_rate);
+        }
         changed(&mut control).await;
     }
 }

@@ -3,6 +3,7 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use prepull_api::sites::PeerDoor;
 use prepull_api::wire::{Hello, OpenTask};
 use tokio::time::timeout;
 
@@ -21,7 +22,8 @@ pub(super) async fn describe_node(
     open: Vec<OpenTask>,
     clock: NodeClock,
 ) -> Hello {
-    let (runtime, image_filesystem, pins) = tokio::join!(
+    let (streams, runtime, image_filesystem, pins) = tokio::join!(
+        timeout(PATIENCE, puller.streams()),
         timeout(PATIENCE, puller.read_version()),
         timeout(PATIENCE, puller.read_filesystem()),
         timeout(PATIENCE, puller.pinning_jobs())
@@ -40,7 +42,8 @@ pub(super) async fn describe_node(
         time_zone: clock.time_zone,
         windows: clock.windows,
         pins: pins.ok().flatten(),
-        peer: None, // as above
+        // The tunnel knows the addresses.
+        peer: Some(PeerDoor { addresses: Vec::new(), streams: streams.unwrap_or(false) }),
     }
 }
 

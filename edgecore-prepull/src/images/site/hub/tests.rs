@@ -6,6 +6,7 @@ use prepull_api::task::JobUid;
 
 use super::super::Way;
 use super::*;
+use crate::images::rate::Bucket;
 
 const SIZE: u64 = 10 << 20;
 
@@ -15,6 +16,10 @@ fn hub() -> Arc<Hub> {
 
 fn task() -> TaskId {
     TaskId { job: JobUid("uid".to_owned()), attempt: 1 }
+}
+
+fn seek(hub: &Arc<Hub>, digest: &str, size: u64, done: u64, site_limited: bool) -> Option<Seeker> {
+    hub.seek(&Sought { task: &task(), digest, size, done, site_limited, deadline: None })
 }
 
 fn welcome(tickets: bool) -> Welcome {
@@ -34,7 +39,7 @@ fn heard(hub: &Hub) -> Vec<(String, BlobState, u64)> {
 }
 
 fn peer(node: &str) -> Peer {
-    Peer { node: node.into(), addresses: vec!["10.0.0.1:1".to_owned()], ticket: "1.ab".to_owned() }
+    Peer { node: node.into(), addresses: vec!["10.0.0.1:1".to_owned()], ticket: "9999999999.ab".to_owned() }
 }
 
 fn tell(hub: &Hub, digest: &str, from: From) {
@@ -50,7 +55,7 @@ fn carry() -> From {
 async fn a_pull_does_as_the_cloud_says_and_tells_what_becomes_of_it() {
     let hub = hub();
     hub.connect(&welcome(true));
-    let mut seeker = hub.seek(&task(), "a", SIZE, 7, false).unwrap();
+    let mut seeker = seek(&hub, "a", SIZE, 7, false).unwrap();
     assert_eq!(heard(&hub), [("a".to_owned(), BlobState::Wanted, 7)]);
     assert!(seeker.way().now_or_never().is_none());
     tell(&hub, "a", carry());
@@ -62,28 +67,28 @@ async fn a_pull_does_as_the_cloud_says_and_tells_what_becomes_of_it() {
     tell(&hub, "a", From::Peers { peers: vec![peer("b"), peer("c")] });
     assert!(seeker.is_redirected());
     assert_eq!(seeker.way().await, Way::Peer(peer("b")));
-    seeker.fail(&peer("b"), PeerFault::Unreachable);
+    seeker.fail(&"b".into(), PeerFault::Unreachable);
     assert_eq!(seeker.way().await, Way::Peer(peer("c")), "the next one, without a question");
-    seeker.fail(&peer("c"), PeerFault::Busy);
+    seeker.fail(&"c".into(), PeerFault::Busy);
     assert!(seeker.way().now_or_never().is_none());
     assert_eq!(heard(&hub), [("a".to_owned(), BlobState::Wanted, 9)]);
     seeker.finish();
-    assert_eq!(heard(&hub), [("a".to_owned(), BlobState::Here, 0)]);
-    drop(hub.seek(&task(), "b", SIZE, 0, false).unwrap());
+    assert_eq!(heard(&hub), [("a".to_owned(), BlobState::Here, SIZE)]);
+    drop(seek(&hub, "b", SIZE, 0, false).unwrap());
     assert_eq!(heard(&hub), [("b".to_owned(), BlobState::Dropped, 0)]);
-    assert!(hub.seek(&task(), "small", LEAST_SHARED - 1, 0, false).is_none());
+    assert!(seek(&hub, "small", LEAST_SHARED - 1, 0, false).is_none());
 }
 
 #[tokio::test(start_paused = true)]
 async fn without_a_word_from_the_cloud_a_pull_helps_itself() {
     let hub = hub();
-    let mut seeker = hub.seek(&task(), "a", SIZE, 0, false).unwrap();
+    let mut seeker = seek(&hub, "a", SIZE, 0, false).unwrap();
     let (begun, way) = (Instant::now(), seeker.way().await);
     assert!(matches!(way, Way::Registry(Some(why)) if why.contains("60 s")));
     assert_eq!(begun.elapsed().as_secs(), 60);
     drop(seeker);
     // Any word about the task is a sign that the others are waited for.
-    let mut seeker = hub.seek(&task(), "a", SIZE, 0, false).unwrap();
+    let mut seeker = seek(&hub, "a", SIZE, 0, false).unwrap();
     let begun = Instant::now();
     let reminding = async {
         for _ in 0..9 {
@@ -98,19 +103,19 @@ async fn without_a_word_from_the_cloud_a_pull_helps_itself() {
 #[tokio::test(start_paused = true)]
 async fn where_the_site_has_a_limit_a_pull_waits_for_the_cloud_and_keeps_to_its_part() {
     let hub = hub();
-    let mut seeker = hub.seek(&task(), "a", SIZE, 0, true).unwrap();
+    let mut seeker = seek(&hub, "a", SIZE, 0, true).unwrap();
     let day = Duration::from_secs(24 * 3600);
     assert!(tokio::time::timeout(day, seeker.way()).await.is_err());
     let part = |rate| From::Registry { alone: String::new(), max_rate: std::num::NonZeroU64::new(rate) };
     tell(&hub, "a", part(1000));
     assert_eq!(seeker.way().await, Way::Registry(None));
     let begun = Instant::now();
-    seeker.take(10_000).await;
+    seeker.take(10_000, None).await;
     assert!((9..=10).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
     tell(&hub, "a", part(10_000));
     assert!(!seeker.is_redirected(), "another part breaks nothing off");
     let begun = Instant::now();
-    seeker.take(10_000).await;
+    seeker.take(10_000, None).await;
     assert!(begun.elapsed().as_secs() <= 1, "{:?}", begun.elapsed());
 }
 
@@ -119,12 +124,12 @@ fn a_new_session_hears_everything_and_an_older_cloud_nothing() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let _guard = runtime.enter();
     let hub = hub();
-    let seeker = hub.seek(&task(), "a", SIZE, 0, false).unwrap();
+    let seeker = seek(&hub, "a", SIZE, 0, false).unwrap();
     hub.announce(&task(), "b", SIZE);
     assert_eq!(heard(&hub), []);
     hub.connect(&welcome(false));
     assert_eq!(heard(&hub), [], "it would end the session");
-    let all = [("a".to_owned(), BlobState::Wanted, 0), ("b".to_owned(), BlobState::Here, 0)];
+    let all = [("a".to_owned(), BlobState::Wanted, 0), ("b".to_owned(), BlobState::Here, SIZE)];
     for _ in 0..2 {
         hub.connect(&welcome(true));
         assert_eq!(heard(&hub), all);
@@ -137,14 +142,17 @@ fn a_new_session_hears_everything_and_an_older_cloud_nothing() {
     // What the cloud believes of a node that was restarted is put right.
     tell(&hub, "a", carry());
     tell(&hub, "b", carry());
-    assert_eq!(heard(&hub), [("a".to_owned(), BlobState::Dropped, 0), ("b".to_owned(), BlobState::Here, 0)]);
+    assert_eq!(
+        heard(&hub),
+        [("a".to_owned(), BlobState::Dropped, 0), ("b".to_owned(), BlobState::Here, SIZE)]
+    );
 }
 
 #[tokio::test]
 async fn what_has_come_further_is_told_now_and_then() {
     let hub = hub();
     hub.connect(&welcome(true));
-    let seeker = hub.seek(&task(), "a", SIZE, 0, false).unwrap();
+    let seeker = seek(&hub, "a", SIZE, 0, false).unwrap();
     heard(&hub);
     seeker.set_done(5);
     assert_eq!(heard(&hub), []);
@@ -152,4 +160,49 @@ async fn what_has_come_further_is_told_now_and_then() {
     assert_eq!(heard(&hub), [("a".to_owned(), BlobState::Wanted, 5)]);
     hub.lock().note_progress();
     assert_eq!(heard(&hub), [], "nothing has come");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pull_helps_itself_in_time() {
+    let hub = hub();
+    let (task, deadline) = (task(), Some(Instant::now() + Duration::from_secs(1000)));
+    let sought = Sought { task: &task, digest: "a", size: SIZE, done: 0, site_limited: true, deadline };
+    let mut seeker = hub.seek(&sought).unwrap();
+    let begun = Instant::now();
+    let reminding = async {
+        loop {
+            sleep(Duration::from_secs(20)).await;
+            tell(&hub, "a", From::Wait);
+        }
+    };
+    let way = tokio::select! {
+        way = seeker.way() => way,
+        () = reminding => unreachable!(),
+    };
+    assert!(matches!(way, Way::Registry(Some(why)) if why.contains("half of its time")));
+    assert_eq!(begun.elapsed().as_secs(), 500);
+    tell(&hub, "a", From::Peers { peers: vec![peer("b")] });
+    assert!(!seeker.is_redirected(), "whatever it hears");
+    let site = Bucket::new(std::num::NonZeroU64::new(1000));
+    let begun = Instant::now();
+    seeker.take(10_000, Some(&site)).await;
+    assert!((9..=10).contains(&begun.elapsed().as_secs()), "the site's limit holds: {:?}", begun.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_expired_ticket_is_asked_for_again() {
+    let hub = hub();
+    hub.connect(&welcome(true));
+    let mut seeker = seek(&hub, "a", SIZE, 0, false).unwrap();
+    let with = |ticket: &str| From::Peers { peers: vec![Peer { ticket: ticket.to_owned(), ..peer("b") }] };
+    tell(&hub, "a", with("60.ab"));
+    assert!(matches!(seeker.way().await, Way::Peer(_)));
+    assert_eq!(heard(&hub), [("a".to_owned(), BlobState::Fetching, 0)]);
+    sleep(Duration::from_secs(60)).await;
+    assert!(seeker.way().now_or_never().is_none());
+    assert_eq!(heard(&hub), [("a".to_owned(), BlobState::Wanted, 0)]);
+    tell(&hub, "a", with("120.ab"));
+    assert!(matches!(seeker.way().await, Way::Peer(peer) if peer.ticket == "120.ab"));
+    tell(&hub, "a", with("180.ab"));
+    assert!(!seeker.is_redirected(), "a fresh ticket breaks nothing off");
 }

@@ -1,0 +1,254 @@
+//! The ingest that a blob of a site is filled into, from whatever source.
+//!
+//! Bytes of neighbours only get into one that no other client knows, [`BlobKind::OfPeer`]: no pull by the runtime goes on with
+//! bytes that may be wrong. Bytes of the registry get into the one that has most, so that no bytes cross the uplink twice.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use hyper::header::HeaderValue;
+use prepull_api::task::NodeName;
+use tokio::time::{Instant, sleep};
+
+use super::blob::Download;
+use super::flights::Flight;
+use super::stop::Stop;
+use crate::images::containerd::{Blob, BlobKind, Labels, PartialBlob, WriteError};
+use crate::images::site::{Arriving, Seeker};
+
+/// Interval of looking whether another client has finished a blob. Each look keeps containerd's database busy for up to a
+/// second, since it tries for the lock that long.
+const LOOK: Duration = Duration::from_secs(2);
+/// Longest time for which another client may keep a blob without any progress.
+const STUCK: Duration = Duration::from_secs(300);
+
+/// An ingest that is being filled. No other client writes to it.
+#[derive(Debug)]
+pub(super) struct Filling {
+    /// The blob, as its ingest is named.
+    of: Blob,
+    pub(super) part: PartialBlob,
+    pub(super) senders: Senders,
+    /// Lets neighbours read what has arrived.
+    arriving: Option<Arriving>,
+}
+
+/// The neighbours that have sent what there is of a blob.
+#[derive(Debug, Default)]
+pub(super) struct Senders {
+    known: HashSet<NodeName>,
+    /// Whether some of it is from the registry, or left by an earlier pull.
+    has_other: bool,
+    /// The version of the bytes, by the last neighbour that was still receiving them.
+    pub(super) version: Option<(NodeName, HeaderValue)>,
+}
+
+/// The source of bytes with a wrong digest.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Blame {
+    /// This neighbour has sent all of them.
+    Neighbour(NodeName),
+    /// Neighbours have sent some of them.
+    Several,
+    /// No neighbour has sent any.
+    Registry,
+}
+
+impl Senders {
+    /// Notes a neighbour that sends bytes from an offset on.
+    pub(super) fn note(&mut self, peer: &NodeName, offset: u64) {
+        if offset == 0 {
+            *self = Self::default();
+        }
+        self.has_other |= offset > 0 && self.known.is_empty();
+        self.known.insert(peer.clone());
+    }
+
+    /// Notes that the rest comes from the registry.
+    pub(super) fn note_registry(&mut self) {
+        self.has_other = true;
+    }
+
+    pub(super) fn blame(&self) -> Blame {
+        match self.known.iter().next() {
+            None => Blame::Registry,
+            Some(only) if self.known.len() == 1 && !self.has_other => Blame::Neighbour(only.clone()),
+            Some(_) => Blame::Several,
+        }
+    }
+
+    /// The version of the bytes, for a neighbour that has sent all of them.
+    pub(super) fn version_of(&self, peer: &NodeName) -> Option<&HeaderValue> {
+        let (of, version) = self.version.as_ref()?;
+        (of == peer && self.blame() == Blame::Neighbour(peer.clone())).then_some(version)
+    }
+}
+
+impl Filling {
+    /// Lets go of an ingest that a pull by the runtime may wait for.
+    pub(super) fn is_private(&self) -> bool {
+        self.of.kind == BlobKind::OfPeer
+    }
+
+    /// Appends bytes.
+    pub(super) async fn write(&mut self, data: Vec<u8>) -> Result<(), WriteError> {
+        self.part.write(data).await?;
+        self.advance();
+        Ok(())
+    }
+
+    fn advance(&self) {
+        if let Some(arriving) = &self.arriving {
+            arriving.advance(self.part.acknowledged());
+        }
+    }
+}
+
+impl Download<'_> {
+    /// Opens the ingest for bytes of a source, unless it's open. `None` if the whole blob is there.
+    pub(super) async fn open_for(
+        &self,
+        blob: &Blob,
+        flight: &Flight,
+        seeker: Option<&Seeker>,
+        of_peer: bool,
+        open: Option<Filling>,
+    ) -> Result<Option<Filling>, Stop> {
+        if let Some(open) = open
+            && (open.is_private() || !of_peer)
+        {
+            return Ok(Some(open));
+        }
+        let private = blob.of_peer();
+        let writer = &self.fetcher.writer;
+        let is_private = match seeker {
+            None => false,
+            Some(_) => of_peer || writer.written(&private).await > writer.written(blob).await,
+        };
+        let of = if is_private { private } else { blob.clone() };
+        let Some(part) = self.open(&of, flight).await? else {
+            flight.set_written(blob.size);
+            return Ok(None);
+        };
+        if let Some(seeker) = seeker {
+            seeker.set_done(part.offset());
+        }
+        let mut arriving = None;
+        if let Some(shared) = self.shared.as_ref().filter(|_| seeker.is_some())
+            && let Some(file) = writer.read_ingest(&of, self.facts.root.clone()).await
+        {
+            let arrivals = &shared.neighbourhood.hub.arrivals;
+            arriving = Some(arrivals.begin(&blob.digest, blob.size, part.acknowledged(), file));
+        }
+        let senders = Senders { has_other: part.offset() > 0 && !is_private, ..Senders::default() };
+        Ok(Some(Filling { of, part, senders, arriving }))
+    }
+
+    /// Opens a blob, or waits for another client to finish it. `None` if it is there.
+    pub(super) async fn open(&self, blob: &Blob, flight: &Flight) -> Result<Option<PartialBlob>, Stop> {
+        let mut progress = Instant::now();
+        loop {
+            match self.fetcher.writer.open(blob, self.lease).await {
+                Ok(None) => return Ok(None),
+                Ok(Some(part)) => {
+                    flight.set_written(part.offset());
+                    return Ok(Some(part));
+                }
+                Err(error @ WriteError::Locked(_)) if progress.elapsed() > STUCK => {
+                    return Err(self.refused(error));
+                }
+                Err(WriteError::Locked(_)) => {}
+                Err(error) => return Err(self.refused(error)),
+            }
+            sleep(LOOK).await;
+            let theirs = self.fetcher.writer.written(blob).await;
+            if theirs != flight.written() {
+                flight.set_written(theirs);
+                progress = Instant::now();
+            }
+        }
+    }
+
+    /// Makes the blob of an ingest that has all bytes. The source of the bytes, if they have another digest: then they're gone.
+    pub(super) async fn commit(
+        &self,
+        filling: Filling,
+        flight: &Flight,
+    ) -> Result<Result<(), (Blame, WriteError)>, Stop> {
+        let Filling { of, mut part, senders, arriving } = filling;
+        part.settle().await.map_err(|error| self.refused(error))?;
+        if let Some(arriving) = &arriving {
+            // Before the flush to the disk, which takes its time.
+            arriving.advance(part.acknowledged());
+        }
+        match part.commit(&self.source, &Labels::new()).await {
+            Ok(()) => Ok(Ok(())),
+            Err(error @ WriteError::Mismatch { .. }) => {
+                self.throw_away(&of, flight).await?;
+                let blame = match senders.blame() {
+                    // An earlier pull has left bytes of neighbours.
+                    Blame::Registry if of.kind == BlobKind::OfPeer => Blame::Several,
+                    blame => blame,
+                };
+                Ok(Err((blame, error)))
+            }
+            Err(error) => Err(self.refused(error)),
+        }
+    }
+
+    /// Throws away the bytes of an ingest, also those that neighbours have read from it.
+    async fn throw_away(&self, of: &Blob, flight: &Flight) -> Result<(), Stop> {
+        if let Some(shared) = &self.shared {
+            shared.neighbourhood.hub.arrivals.spoil(&of.digest);
+        }
+        self.fetcher.writer.abort(of).await.map_err(|error| self.refused(error))?;
+        flight.set_written(0);
+        Ok(())
+    }
+
+    /// Throws away the bytes of an open ingest.
+    pub(super) async fn discard(&self, filling: Filling, flight: &Flight) -> Result<(), Stop> {
+        let Filling { of, part, .. } = filling;
+        drop(part);
+        self.throw_away(&of, flight).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_sender_of_all_bytes_is_blamed() {
+        let (a, b) = (NodeName::from("a"), NodeName::from("b"));
+        let mut senders = Senders::default();
+        assert_eq!(senders.blame(), Blame::Registry);
+        senders.note(&a, 0);
+        assert_eq!(senders.blame(), Blame::Neighbour(a.clone()));
+        senders.note(&a, 5);
+        assert_eq!(senders.blame(), Blame::Neighbour(a.clone()), "the same one went on");
+        senders.note(&b, 7);
+        assert_eq!(senders.blame(), Blame::Several);
+        senders.note(&b, 0);
+        assert_eq!(senders.blame(), Blame::Neighbour(b), "begun again");
+        senders.note_registry();
+        assert_eq!(senders.blame(), Blame::Several);
+        let mut senders = Senders::default();
+        senders.note(&a, 5);
+        senders.note(&a, 6);
+        assert_eq!(senders.blame(), Blame::Several, "an earlier pull has left some");
+    }
+
+    #[test]
+    fn a_version_is_for_the_sender_of_all_bytes() {
+        let (a, b) = (NodeName::from("a"), NodeName::from("b"));
+        let mut senders = Senders::default();
+        senders.note(&a, 0);
+        let version = HeaderValue::from_static("\"0\"");
+        senders.version = Some((a.clone(), version.clone()));
+        assert_eq!(senders.version_of(&a), Some(&version));
+        assert_eq!(senders.version_of(&b), None);
+        senders.note(&b, 9);
+        assert_eq!(senders.version_of(&a), None);
+    }
+}
