@@ -60,6 +60,7 @@ mod selection;
 mod sharing;
 mod signatures;
 mod site_faults;
+mod site_streams;
 mod sites;
 mod stalls;
 mod traces;

@@ -229,7 +229,12 @@ impl Outlet {
 
     /// Tries to connect to an address from the box.
     pub fn connect(&self, addr: SocketAddr) -> Result<()> {
-        self.space.run(move || TcpStream::connect_timeout(&addr, CONNECT_LIMIT).map(drop))
+        self.open(addr).map(drop)
+    }
+
+    /// Opens a connection as the box does.
+    pub fn open(&self, addr: SocketAddr) -> Result<TcpStream> {
+        self.space.run(move || TcpStream::connect_timeout(&addr, CONNECT_LIMIT))
     }
 
     /// Listens in the box.
