@@ -153,7 +153,10 @@ impl Seeker {
                 }
                 Some(From::Wait) | None => {}
             }
-            self.set_state(BlobState::Wanted);
+            if self.set_state(BlobState::Wanted) {
+                // While a neighbour delivered, the cloud had no reason to say anything.
+                self.since = Instant::now();
+            }
             let patience = self.patience;
             let end = heard.max(self.since) + patience;
             tokio::select! {
@@ -187,8 +190,14 @@ impl Seeker {
         self.late.is_some_and(|late| late.is_late(self.done.load(Ordering::Relaxed), Instant::now()))
     }
 
-    fn set_state(&self, state: BlobState) {
-        self.hub.change_want(&self.key, |want| std::mem::replace(&mut want.state, state) != state);
+    /// Returns whether the state was another one.
+    fn set_state(&self, state: BlobState) -> bool {
+        let mut is_new = false;
+        self.hub.change_want(&self.key, |want| {
+            is_new = std::mem::replace(&mut want.state, state) != state;
+            is_new
+        });
+        is_new
     }
 
     /// Says how many bytes are there. The cloud is told now and then.
