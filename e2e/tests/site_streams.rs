@@ -53,7 +53,10 @@ async fn a_layer_is_passed_on_while_it_arrives() -> Result<()> {
     let boxes = site(3).await?;
     let alone = alone(&boxes).await?;
     let (row, _) = shared(&boxes, "shared", boxes.names(3)).await?.finish(&boxes, "shared", None).await?;
-    println!("alone {:.1} s, three {:.1} s, {} and {} bytes", alone.seconds, row.seconds, alone.down, row.down);
+    println!(
+        "alone {:.1} s, three {:.1} s, {} and {} bytes",
+        alone.seconds, row.seconds, alone.down, row.down
+    );
     is_within(&row, &alone, 106)?;
     ensure!(row.seconds <= alone.seconds * 1.3, "{} s, and {} s for one box", row.seconds, alone.seconds);
     Ok(())
@@ -78,7 +81,10 @@ async fn readers_go_on_for_a_dead_carrier() -> Result<()> {
     .await?;
     boxes.all[carrier].node.restart_agent()?;
     let (row, _) = run.finish(&boxes, "killed", None).await?;
-    println!("alone {:.1} s, killed {:.1} s, {} and {} bytes", alone.seconds, row.seconds, alone.down, row.down);
+    println!(
+        "alone {:.1} s, killed {:.1} s, {} and {} bytes",
+        alone.seconds, row.seconds, alone.down, row.down
+    );
     is_within(&row, &alone, 115)?;
     ensure!(row.seconds < (alone.seconds * 1.3 + GONE.as_secs_f64()), "{} s", row.seconds);
     Ok(())

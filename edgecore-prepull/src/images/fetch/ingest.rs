@@ -1,4 +1,4 @@
-//! The ingest that a blob of a site is filled into, from whatever source.
+//! The ingest that a blob of a site is filled into, from one source after the other.
 //!
 //! Bytes of neighbours only get into one that no other client knows, [`BlobKind::OfPeer`]: no pull by the runtime goes on with
 //! bytes that may be wrong. Bytes of the registry get into the one that has most, so that no bytes cross the uplink twice.
@@ -85,7 +85,7 @@ impl Senders {
 }
 
 impl Filling {
-    /// Lets go of an ingest that a pull by the runtime may wait for.
+    /// Whether no pull by the runtime waits for this ingest.
     pub(super) fn is_private(&self) -> bool {
         self.of.kind == BlobKind::OfPeer
     }

@@ -60,7 +60,7 @@ impl<'a> Shared<'a> {
     }
 }
 
-/// Waits until the cloud says where a blob is to be had. Meanwhile no pull by the runtime has to wait for its ingest.
+/// Waits until the cloud says where a blob is to be had. While it waits, a pull by the runtime can have its ingest.
 pub(super) async fn way(seeker: &mut Seeker, open: &mut Option<Filling>) -> Way {
     if let Some(way) = seeker.way().now_or_never() {
         return way;

@@ -80,7 +80,7 @@ impl Book {
 impl Arrival {
     /// Waits for bytes after this offset. Returns how many there are up to the last one; `None` if no more will come.
     pub(super) async fn beyond(&mut self, offset: u64) -> Option<u64> {
-        // At the end of the pull the last bytes count, whatever happened to it.
+        // When the pull ends, what it has written still counts.
         let _ = self.written.wait_for(|written| *written > offset).await;
         let written = *self.written.borrow();
         written.checked_sub(offset).filter(|bytes| *bytes > 0)

@@ -122,7 +122,7 @@ impl Seeker {
         self.bucket.take(bytes).await;
     }
 
-    /// From now on the pull helps itself, whatever the cloud says.
+    /// From now on the pull helps itself and ignores the cloud.
     pub(crate) fn go_alone(&mut self, why: &str) {
         self.alone.get_or_insert_with(|| why.to_owned());
     }
@@ -250,9 +250,14 @@ mod tests {
     fn only_a_pull_that_would_be_late_helps_itself() {
         let begin = Instant::now();
         let late = Late { begin, end: begin + Duration::from_secs(1000), size: 1000, had: 0 };
-        for (second, done, expected) in
-            [(499, 0, false), (500, 0, true), (500, 499, true), (500, 500, false), (900, 899, true), (900, 900, false)]
-        {
+        for (second, done, expected) in [
+            (499, 0, false),
+            (500, 0, true),
+            (500, 499, true),
+            (500, 500, false),
+            (900, 899, true),
+            (900, 900, false),
+        ] {
             let now = begin + Duration::from_secs(second);
             assert_eq!(late.is_late(done, now), expected, "{done} bytes after {second} s");
         }

@@ -182,7 +182,7 @@ async fn a_pull_helps_itself_in_time() {
     assert!(matches!(way, Way::Registry(Some(why)) if why.contains("half of its time")));
     assert_eq!(begun.elapsed().as_secs(), 500);
     tell(&hub, "a", From::Peers { peers: vec![peer("b")] });
-    assert!(!seeker.is_redirected(), "whatever it hears");
+    assert!(!seeker.is_redirected(), "it ignores the cloud");
     let site = Bucket::new(std::num::NonZeroU64::new(1000));
     let begun = Instant::now();
     seeker.take(10_000, Some(&site)).await;
