@@ -84,13 +84,17 @@ impl Turn<'_> {
         if uplink >= fastest || is_alone {
             self.site.fastest = (uplink, self.now, carrier);
         }
-        let may_go_on = |id: NodeId| !book.losers.contains(&id) && self.nodes[id].trust.no_lease_until <= self.now;
+        let may_go_on =
+            |id: NodeId| !book.losers.contains(&id) && self.nodes[id].trust.no_lease_until <= self.now;
         let takes_long = || {
             let left = book.id.size.saturating_sub(book.confirmed).saturating_mul(1000);
             left / uplink.max(1) > UNCONFIRMED.unsigned_abs()
         };
-        let is_slow =
-            if is_alone { book.losers.is_empty() && takes_long() } else { uplink.saturating_mul(SLOWEST) < fastest };
+        let is_slow = if is_alone {
+            book.losers.is_empty() && takes_long()
+        } else {
+            uplink.saturating_mul(SLOWEST) < fastest
+        };
         if is_slow && book.readers_of(carrier).any(may_go_on) {
             self.lose(number, carrier, uplink.max(1));
         }

@@ -166,7 +166,7 @@ impl Sizes {
         let mut sizes: HashMap<(*const NodePlan, &Platform), NodeSize> = HashMap::new();
         for (plan, images, platform) in nodes {
             let size = sizes.entry((plan, platform)).or_insert_with(|| {
-                let entitled = plan.references();
+                let entitled = plan.entitlement();
                 for layers in images.iter().filter_map(|image| self.layers(image, platform).ok()) {
                     for Layer { digest, download, .. } in layers.iter() {
                         if seen.insert((entitled.clone(), digest.clone())) {

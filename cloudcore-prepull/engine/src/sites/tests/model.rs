@@ -198,7 +198,8 @@ impl World {
             }
         }
         for book in self.sites.by_name.values().flat_map(|site| site.books.values()) {
-            let is_carrier = |seeker: &&book::Seeker| matches!(&seeker.way, Way::Registry(of) if of.alone.is_empty());
+            let is_carrier =
+                |seeker: &&book::Seeker| matches!(&seeker.way, Way::Registry(of) if of.alone.is_empty());
             assert!(book.seekers.values().filter(is_carrier).count() <= 1, "two carriers");
         }
         assert!(self.sites.bytes() <= BUDGET);
@@ -302,7 +303,9 @@ impl World {
                 state: BlobState::Carrying,
                 done: (of.done * 900).min(size - 1),
             };
-            return if self.second % 5 == 0 { self.send(node, vec![news], Vec::new()) };
+            return if self.second % 5 == 0 {
+                self.send(node, vec![news], Vec::new())
+            };
         }
         self.advance(node, blob);
     }
@@ -348,7 +351,9 @@ impl World {
             } else if of.stalled > STALLED {
                 Some(PeerFault::Stalled)
             } else {
-                return if more > 0 { self.advance(node, blob) };
+                return if more > 0 {
+                    self.advance(node, blob)
+                };
             }
         };
         if let Some(fault) = fault {
@@ -538,6 +543,12 @@ fn a_slow_link_with_interruptions_carries_little_twice() {
             }
             assert!(world.second < 10 * third + 3600, "seed {seed}");
         }
-        assert!(world.uplink * 100 <= world.all() * 110, "seed {seed}: {} of {}\n{}", world.uplink, world.all(), world.trace.join("\n"));
+        assert!(
+            world.uplink * 100 <= world.all() * 110,
+            "seed {seed}: {} of {}\n{}",
+            world.uplink,
+            world.all(),
+            world.trace.join("\n")
+        );
     }
 }
