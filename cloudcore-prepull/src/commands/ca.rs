@@ -163,7 +163,7 @@ mod tests {
     use super::*;
     use crate::edges::pki::published::rfc3339;
     use crate::edges::pki::{Authority, CaSet};
-    use crate::edges::tunnel::CaCensus;
+    use crate::edges::pki::CaCensus;
 
     #[test]
     fn the_old_ca_is_not_retired_while_somebody_would_be_locked_out() {

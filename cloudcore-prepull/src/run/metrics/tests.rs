@@ -8,7 +8,7 @@ use prepull_engine::shared::objects::{ObjectId, Unreadable};
 use prepull_engine::shared::session::SessionId;
 
 use super::*;
-use crate::edges::tunnel::CaCensus;
+use crate::edges::pki::CaCensus;
 
 fn node() -> NodeName {
     NodeName("edge-1".to_owned())
