@@ -19,6 +19,7 @@ BUILD_DEMO := cargo build --workspace --bins
 # The programs and the tests in one go, so that both are built with the same features.
 BUILD_TESTS := cargo build --workspace --bins --tests --examples
 CLIPPY := cargo clippy --workspace --all-targets -- -D warnings
+WORDS := cargo run --quiet -p prepull-words -- $(if $(BASE),--base $(BASE))
 # Of `make check`: a job with everything in it, from its application to the images on three nodes.
 SMOKE := pulls::three_nodes_pull_from_two_registries
 # nextest runs each test in a process of its own, with the groups and the second try of .config/nextest.toml. It's built
@@ -95,10 +96,11 @@ fuzz: ## Look for inputs that break something (MINUTES=10 or RUNS=, ONLY=plan, K
 mutants: ## Which changes of the code no test notices (BASE=REVISION: of what changed since; ARGS=)
 	@$(SETUP)/mutants.sh $(ARGS)
 
-lint: ## Format, clippy, shellcheck, cargo deny
+lint: ## Format, clippy, plain words, shellcheck, cargo deny (BASE=REVISION: the words of what was added since)
 	@$(SETUP)/packages.sh
 	$(call run,cargo fmt --all --check)
 	$(call run,$(CLIPPY))
+	$(call run,$(WORDS))
 	@# Looked for only now: packages.sh may have brought it.
 	@if command -v shellcheck >/dev/null; then echo '==> shellcheck'; shellcheck $(SCRIPTS); else echo '==> shellcheck: not installed, skipped'; fi
 	@$(SETUP)/deny.sh
