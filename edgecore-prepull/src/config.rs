@@ -15,26 +15,22 @@ use serde_saphyr::{DefaultMessageFormatter, MessageFormatter};
 use crate::cloud::endpoint::{BadUrl, Urls, parse_enroll_url, parse_tunnel_url, printable};
 use crate::cloud::identity::DEFAULT_STATE_DIR;
 use crate::cloud::tunnel::dial::PeerAddress;
-use crate::images::fetch::{FetchMode, FetchSettings, RoomRules};
+use crate::images::fetch::{
+    DEFAULT_DISK_MIN_FREE, DEFAULT_GC_HIGH_THRESHOLD, FetchMode, FetchSettings, RoomRules,
+};
 use crate::images::kubelet::DEFAULT_KUBELET_DIR;
 use crate::images::providers::ProviderSettings;
 use crate::images::runtime::RuntimeEndpoint;
-pub use values::{Amount, Percent};
+pub use crate::units::{Amount, Percent};
 pub(crate) use values::{DownloadWindow, Listen, MaxTasks, Patience, PeerAddressText, Rate};
 
 /// The number of layers of one image that containerd fetches at a time. More would only share the same link.
 // The value is not zero.
 pub(crate) const DEFAULT_PARALLEL_PULLS: NonZeroUsize = NonZeroUsize::new(3).expect("three is not zero");
-/// A pull must not take a node below 10 % free disk, the kubelet's threshold for evicting pods (nodefs.available). By
-/// default the kubelet's garbage collection leaves 15 % free.
-pub(crate) const DEFAULT_DISK_MIN_FREE: Amount = Amount::Percent(10);
 /// The kubelet evicts pods below 100 MiB of available memory (memory.available).
 const DEFAULT_MEM_MIN_FREE: Amount = Amount::Bytes(100 << 20);
 /// Unpacking layers occupies a core, which a busier machine can't spare.
 const DEFAULT_CPU_MAX_LOAD: Percent = Percent(90);
-
-/// The kubelet's own default.
-pub(crate) const DEFAULT_GC_HIGH_THRESHOLD: Percent = Percent(85);
 
 /// Settings from one source, the flags or the file. Every field is optional; [`Effective`] has the defaults.
 #[derive(Args, Clone, Debug, Default, Deserialize, Serialize)]

@@ -22,7 +22,6 @@ mod commands {
 
 /// Everything that talks to cloudcore-prepull: the identity of this node, joining, the tunnel.
 pub mod cloud {
-    pub(crate) mod clock;
     pub mod endpoint;
     pub mod identity;
     pub mod join;
@@ -62,7 +61,12 @@ pub mod images {
 
 mod backoff;
 mod by_key;
+mod clock;
 pub mod config;
+mod error_class;
+mod machine;
 mod metrics;
+mod node_clock;
 pub mod run;
 mod time_zone;
+mod units;

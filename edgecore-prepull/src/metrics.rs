@@ -16,9 +16,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use crate::cloud::clock::CloudClock;
-use crate::images::puller::ErrorClass;
-use crate::tasks::agent::timestamp;
+use crate::clock::{CloudClock, timestamp};
+use crate::error_class::ErrorClass;
 
 /// Version of the running program.
 const BUILD: Build = Build { version: env!("CARGO_PKG_VERSION") };

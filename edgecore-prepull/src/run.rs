@@ -7,9 +7,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{Context, anyhow};
 use clap::{CommandFactory, Parser};
-use prepull_api::download::MAX_WINDOWS;
 use prepull_program::errors::with_causes;
 use prepull_program::signals::wait_for_termination;
 use prepull_program::{log, process};
@@ -26,7 +25,7 @@ use crate::cloud::join::{self, JoinArgs};
 use crate::cloud::tunnel::{Link, dial};
 use crate::commands::args::{Cli, Command, RunArgs};
 use crate::commands::{install, pull, uninstall};
-use crate::config::{DownloadWindow, Effective, Listen, MaxTasks, Rate, Settings};
+use crate::config::{Effective, Listen, MaxTasks, Rate, Settings};
 use crate::images::fetch::{Fetching, Neighbourhood};
 use crate::images::providers::{Providers, Stderr};
 use crate::images::puller::Puller;
@@ -34,10 +33,9 @@ use crate::images::puller::cri::CriPuller;
 use crate::images::runtime::RuntimeEndpoint;
 use crate::images::site::{self, Hub};
 use crate::metrics::Metrics;
-use crate::tasks::agent::NodeClock;
+use crate::node_clock::node_clock;
 use crate::tasks::ledger::Ledger;
 use crate::tasks::node::{Node, NodeConfig, Recorder};
-use crate::time_zone;
 
 mod http;
 
@@ -214,19 +212,6 @@ async fn listen(flag: &str, to: Listen) -> anyhow::Result<Option<TcpListener>> {
     let listener = listener
         .with_context(|| format!("cannot listen on {flag} {address} (give another address, or off)"))?;
     Ok(Some(listener))
-}
-
-/// The node's time zone, and the windows of its settings.
-pub(crate) fn node_clock(windows: Vec<DownloadWindow>) -> anyhow::Result<NodeClock> {
-    let count = windows.len();
-    ensure!(count <= MAX_WINDOWS, "{count} times --download-window; at most {MAX_WINDOWS} are allowed");
-    let time_zone = time_zone::find();
-    if time_zone.is_none() {
-        warn!(
-            "the time zone of this machine is not known: windows in the node's own zone are in UTC (set TZ to a name of the IANA database)"
-        );
-    }
-    Ok(NodeClock { time_zone, windows: windows.into_iter().map(|DownloadWindow(window)| window).collect() })
 }
 
 /// Checks the URLs of the settings at the start. Otherwise we'd notice a list that's too long only when dialling.

@@ -161,9 +161,9 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::edges::pki::CaCensus;
     use crate::edges::pki::published::rfc3339;
     use crate::edges::pki::{Authority, CaSet};
-    use crate::edges::pki::CaCensus;
 
     #[test]
     fn the_old_ca_is_not_retired_while_somebody_would_be_locked_out() {

@@ -1,5 +1,6 @@
 //! `edgecore-prepull pull`: pulls on this machine with the executor of the agent, without a cloud.
 
+mod bars;
 mod display;
 mod layers;
 #[cfg(test)]
@@ -27,7 +28,7 @@ use crate::images::providers::{ProviderSettings, Providers, Stderr};
 use crate::images::puller::cri::CriPuller;
 use crate::images::puller::{ErrorClass, Present, PullError, Puller};
 use crate::images::runtime::RuntimeEndpoint;
-use crate::run::node_clock;
+use crate::node_clock::node_clock;
 use crate::tasks::agent::{Execution, TaskEnd, TaskTerms};
 use crate::tasks::executor::{Executor, TaskControl, TaskUpdate};
 use display::Display;

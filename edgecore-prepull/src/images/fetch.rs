@@ -59,11 +59,17 @@ use super::puller::cri::{CriPuller, is_registry_token_alone, unusable};
 use super::puller::{ErrorClass, Present, ProgressSink, PullError, PullRequest, Pulled, Puller, Unpinned};
 use super::rate::Bucket;
 use super::verify::{Verdict, verify};
-use crate::cloud::clock::CloudClock;
-use crate::config::{Amount, DEFAULT_DISK_MIN_FREE, DEFAULT_GC_HIGH_THRESHOLD, Percent};
+use crate::clock::CloudClock;
 use crate::metrics::Metrics;
+use crate::units::{Amount, Percent};
 pub use mode::{BadFetchMode, FetchMode};
 pub use room::RoomRules;
+
+/// A pull must not take a node below 10 % free disk, the kubelet's threshold for evicting pods (nodefs.available). By
+/// default the kubelet's garbage collection leaves 15 % free.
+pub(crate) const DEFAULT_DISK_MIN_FREE: Amount = Amount::Percent(10);
+/// The kubelet's own default.
+pub(crate) const DEFAULT_GC_HIGH_THRESHOLD: Percent = Percent(85);
 
 /// Settings for downloads of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -41,12 +41,13 @@ use self::entry::{Stage, TaskEntry};
 use self::io::{send_accepted, send_result};
 use self::queue::Queue;
 use self::refusal::refuse;
-pub use io::{AgentEffect, AgentEvent, Execution, TaskEnd, TaskTerms};
+pub use io::{AgentEffect, AgentEvent, Execution, TaskEnd};
 pub(crate) use record::RECORD_FORMAT;
 pub use record::{TaskRecord, summary};
 pub use time::{BootTime, Now, WallClock};
+pub use windows::TaskTerms;
 pub use windows::{Counted, NodeClock};
-pub(crate) use windows::{LOOK_AT_CLOCK, OpenClock, timestamp};
+pub(crate) use windows::{LOOK_AT_CLOCK, OpenClock};
 
 /// All tasks of the node.
 #[derive(Debug)]

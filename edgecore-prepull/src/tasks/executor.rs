@@ -7,6 +7,7 @@
 
 mod board;
 mod conclusion;
+mod context;
 mod control;
 mod image;
 mod leftovers;
@@ -16,6 +17,7 @@ mod pinning;
 mod progress;
 #[cfg(test)]
 mod tests;
+mod wanted;
 mod window;
 
 use std::convert::Infallible;
@@ -35,17 +37,19 @@ use tokio::time::sleep;
 
 use self::board::ImageBoard;
 use self::conclusion::{Ending, conclude};
+use self::context::TaskContext;
 use self::control::{wait_for_deadline, wait_for_stop};
-use self::image::{ImagePulls, TaskContext};
+use self::image::ImagePulls;
 use self::leftovers::keep_tidy;
 use self::progress::{ProgressPace, send_progress};
 use self::window::{announce_waits, follow_rates, wait_until};
-use crate::cloud::clock::CloudClock;
+use crate::clock::CloudClock;
 use crate::config::Limits;
 use crate::images::kubelet::{AskReason, KubeletRecords};
 use crate::images::providers::Providers;
 use crate::images::puller::{ErrorClass, PullError, Puller};
 use crate::images::rate::Bucket;
+use crate::machine::{read_load, read_memory};
 use crate::metrics::Metrics;
 use crate::tasks::agent::{Execution, TaskEnd};
 use crate::tasks::checks::{self, Readings};
@@ -251,7 +255,7 @@ impl<P: Puller> Executor<P> {
             }
             _ => 0,
         };
-        let readings = Readings { disk, removable, load: checks::read_load(), memory: checks::read_memory() };
+        let readings = Readings { disk, removable, load: read_load(), memory: read_memory() };
         let mut outcome = checks::judge(items, &self.limits, &readings);
         outcome.reason = truncate_reason(&outcome.reason);
         outcome

@@ -16,8 +16,8 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use super::error::IdentityError;
 use super::files::{Facts, Pki, StateDir};
 use super::patient::Patient;
-use super::peers::{PeerTls, peer_tls};
-use crate::cloud::clock::CloudClock;
+use super::peers::{PeerTls, peer_tls, trusted};
+use crate::clock::CloudClock;
 
 /// TLS sessions kept for resumption: one server hands out a few tickets.
 const TICKETS: usize = 4;
@@ -123,15 +123,6 @@ fn has_signed(ca: &CertificateDer<'_>, certificate: &CertificateDer<'_>) -> bool
         return false;
     };
     certificate.verify_signature(Some(ca.public_key())).is_ok()
-}
-
-/// A root store with exactly these CAs.
-pub(super) fn trusted(cas: Vec<CertificateDer<'static>>) -> Result<rustls::RootCertStore, rustls::Error> {
-    let mut roots = rustls::RootCertStore::empty();
-    for ca in cas {
-        roots.add(ca)?;
-    }
-    Ok(roots)
 }
 
 /// TLS that trusts only our CAs. Each certificate has its own session store, because a ticket stands for the

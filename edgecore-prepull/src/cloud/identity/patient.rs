@@ -8,7 +8,7 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::{DigitallySignedStruct, Error, SignatureScheme};
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
-use crate::cloud::clock::{is_machine_set, verify_at};
+use crate::clock::{is_machine_set, verify_at};
 
 /// Verifies like rustls. But if the clock isn't set, a certificate of our CA may start in the future.
 #[derive(Debug)]

@@ -9,9 +9,8 @@ use rustls::server::danger::ClientCertVerifier;
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, ServerConfig, SignatureScheme};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 
-use super::current::trusted;
 use super::files::parse_facts;
-use crate::cloud::clock::CloudClock;
+use crate::clock::CloudClock;
 
 /// TLS for reading from the neighbours and for serving them.
 pub(crate) struct PeerTls {
@@ -94,4 +93,13 @@ impl ServerCertVerifier for NodeVerifier {
 /// The node name in a certificate that TLS has verified.
 pub(crate) fn node_of(certificate: &CertificateDer<'_>) -> Option<NodeName> {
     Some(parse_facts(certificate).ok()?.node)
+}
+
+/// A root store with exactly these CAs.
+pub(super) fn trusted(cas: Vec<CertificateDer<'static>>) -> Result<rustls::RootCertStore, rustls::Error> {
+    let mut roots = rustls::RootCertStore::empty();
+    for ca in cas {
+        roots.add(ca)?;
+    }
+    Ok(roots)
 }

@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 use std::sync::{Mutex, PoisonError};
 
-use indicatif::{HumanBytes, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanBytes, MultiProgress, ProgressBar, ProgressDrawTarget};
 use prepull_api::task::{Bytes, ImagePhase, ImageProgress, ImageResult, ImageTask};
 
+use super::bars::{show_bytes, style};
 use super::layers::LayerBars;
 use super::wording::{describe_result, summarize};
 use crate::images::fetch::ImageDownload;
@@ -172,22 +173,6 @@ impl Display {
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Shows bytes, with their rate and the time left.
-pub(super) fn show_bytes(bar: &ProgressBar, Bytes { done, total }: Bytes) {
-    let begins = bar.length() != Some(total);
-    bar.set_style(style("  {prefix} {bar:30} {bytes}/{total_bytes} {bytes_per_sec}, {eta} left"));
-    bar.set_length(total);
-    bar.set_position(done);
-    if begins {
-        // Bytes of an earlier pull must not count towards the rate.
-        bar.reset_eta();
-    }
-}
-
-pub(super) fn style(template: &str) -> ProgressStyle {
-    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
 fn format_bytes(Bytes { done, total }: Bytes) -> String {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use indicatif::{MultiProgress, ProgressBar};
 use prepull_api::task::Bytes;
 
-use super::display::{show_bytes, style};
+use super::bars::{show_bytes, style};
 use super::wording::shorten_digest;
 use crate::images::fetch::{ImageDownload, LayerDownload};
 

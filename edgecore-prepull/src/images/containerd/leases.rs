@@ -22,13 +22,11 @@ use containerd_client::services::v1::{
 use tokio::time::{sleep, timeout};
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Channel;
-use tonic::{Code, Request, Status};
+use tonic::{Code, Status};
 
 use super::namespace::namespaced;
 use super::unpack::is_extraction;
 
-/// gRPC header in which containerd's clients name the lease of a request.
-pub(crate) const LEASE_HEADER: &str = "containerd-lease";
 /// Name of an empty lease. Deleting it triggers containerd's garbage collection.
 const BROOM: &str = "broom";
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -94,13 +92,6 @@ pub(crate) fn of_blob(digest: &str) -> Resource {
 /// A snapshot as a resource of a lease.
 pub(crate) fn of_snapshot(snapshotter: &str, name: &str) -> Resource {
     Resource { id: name.to_owned(), r#type: format!("snapshots/{snapshotter}") }
-}
-
-/// A request that adds its content to the lease.
-pub(super) fn leased<T>(message: T, lease: &MetadataValue<Ascii>) -> Request<T> {
-    let mut request = namespaced(message);
-    request.metadata_mut().insert(LEASE_HEADER, lease.clone());
-    request
 }
 
 impl Leases {

@@ -3,16 +3,26 @@
 use std::time::Duration;
 
 use tokio::time::timeout;
-use tonic::metadata::MetadataValue;
+use tonic::metadata::{Ascii, MetadataValue};
 use tonic::{Request, Response, Status};
 
 /// CRI's namespace.
 pub(super) const NAMESPACE: &str = "k8s.io";
 
+/// gRPC header in which containerd's clients name the lease of a request.
+pub(crate) const LEASE_HEADER: &str = "containerd-lease";
+
 /// Addresses a request to CRI's namespace.
 pub(super) fn namespaced<T>(message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.metadata_mut().insert("containerd-namespace", MetadataValue::from_static(NAMESPACE));
+    request
+}
+
+/// A request that adds its content to the lease.
+pub(super) fn leased<T>(message: T, lease: &MetadataValue<Ascii>) -> Request<T> {
+    let mut request = namespaced(message);
+    request.metadata_mut().insert(LEASE_HEADER, lease.clone());
     request
 }
 

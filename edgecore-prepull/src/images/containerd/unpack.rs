@@ -26,8 +26,7 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use super::leases::leased;
-use super::namespace::{answer_within, namespaced};
+use super::namespace::{answer_within, leased, namespaced};
 use super::to_wire;
 
 /// Prefix of the names of snapshots that are being unpacked.

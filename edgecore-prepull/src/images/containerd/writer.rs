@@ -29,7 +29,7 @@ use tonic::{Code, Status, Streaming};
 
 use super::ingest_files::open_ingest;
 use super::labels::Labels;
-use super::leases::leased;
+use super::namespace::leased;
 use super::namespace::namespaced;
 use super::source::Source;
 use super::to_wire_size;

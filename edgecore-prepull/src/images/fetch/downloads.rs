@@ -3,8 +3,9 @@
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use prepull_registry::Repository;
+use prepull_registry::manifest::Descriptor;
 
-use super::fetcher::Layer;
+use super::flights::Flight;
 
 /// An image with layers that are being downloaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,5 +85,22 @@ impl Downloads {
 impl Drop for Watched<'_> {
     fn drop(&mut self) {
         self.all.lock().retain(|running| !Arc::ptr_eq(running, &self.this));
+    }
+}
+
+/// A layer, and the bytes that we have of it.
+#[derive(Debug)]
+pub(super) struct Layer {
+    pub(super) descriptor: Descriptor,
+    pub(super) flight: Arc<Flight>,
+    /// Bytes in the store at the start of the pull.
+    pub(super) there: u64,
+    /// Whether the runtime doesn't need it, because it has unpacked it before.
+    pub(super) is_needless: bool,
+}
+
+impl Layer {
+    pub(super) fn written(&self) -> u64 {
+        if self.is_needless { self.descriptor.size } else { self.flight.written().min(self.descriptor.size) }
     }
 }

@@ -8,7 +8,6 @@ use std::time::Duration;
 use futures::future;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use prepull_api::task::Bytes;
-use prepull_registry::manifest::Descriptor;
 use prepull_registry::{HostsFiles, Proxies, RegistryClient, Repository, Settings as ClientSettings};
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 use tokio::time::sleep;
@@ -16,8 +15,8 @@ use tokio::time::sleep;
 use super::FetchSettings;
 use super::ahead::{Arrived, unpack_ahead};
 use super::blob::Download;
-use super::downloads::Downloads;
-use super::flights::{Flight, Flights};
+use super::downloads::{Downloads, Layer};
+use super::flights::Flights;
 use super::image::{ImageParts, blob};
 use super::neighbours::Neighbourhood;
 use super::runtime::{Facts, Runtime};
@@ -27,7 +26,7 @@ use super::unreachable::Unreachable;
 use super::unused::LastUses;
 use super::yielding::yield_to_others;
 use crate::by_key::ByKey;
-use crate::cloud::clock::CloudClock;
+use crate::clock::CloudClock;
 use crate::images::containerd::{
     BlobKind, Containerd, ContentLabels, ContentStore, ContentWriter, HoldingsReader, ImageRecords, Leases,
     Unpacker,
@@ -266,21 +265,4 @@ pub(super) fn received_ahead(limit: NonZeroU64) -> usize {
     const MOST: u64 = 1 << 20;
     let ahead = (limit.get() / 10).clamp(LEAST, MOST);
     usize::try_from(1_u64 << ahead.ilog2()).unwrap_or(1 << 20)
-}
-
-/// A layer, and the bytes that we have of it.
-#[derive(Debug)]
-pub(super) struct Layer {
-    pub(super) descriptor: Descriptor,
-    pub(super) flight: Arc<Flight>,
-    /// Bytes in the store at the start of the pull.
-    pub(super) there: u64,
-    /// Whether the runtime doesn't need it, because it has unpacked it before.
-    is_needless: bool,
-}
-
-impl Layer {
-    pub(super) fn written(&self) -> u64 {
-        if self.is_needless { self.descriptor.size } else { self.flight.written().min(self.descriptor.size) }
-    }
 }

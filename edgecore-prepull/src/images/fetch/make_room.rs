@@ -20,7 +20,8 @@ use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 use tonic::metadata::{Ascii, MetadataValue};
 
-use super::fetcher::{Fetcher, Layer};
+use super::downloads::Layer;
+use super::fetcher::Fetcher;
 use super::image::{ImageParts, blob};
 use super::removal::{Freed, Removable, Removables};
 use super::room::{Awaited, Disk, Room, Todo, Verdict};

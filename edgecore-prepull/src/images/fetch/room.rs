@@ -15,8 +15,8 @@ use prepull_registry::manifest::Descriptor;
 
 use super::flights::Flight;
 use super::removal::{Freed, Removable, Removables};
-use crate::config::{Amount, Percent};
 use crate::images::containerd::ContentStore;
+use crate::units::{Amount, Percent};
 
 /// Unpacked bytes per file: most images have larger files.
 const BYTES_PER_FILE: u64 = 32 * 1024;

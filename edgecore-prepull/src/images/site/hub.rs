@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 use super::arrivals::Arrivals;
 use super::seeker::{Late, Order, Seeker};
 use super::tickets::TicketKeys;
-use crate::cloud::clock::CloudClock;
+use crate::clock::CloudClock;
 use crate::cloud::tunnel::Link;
 
 /// Interval of telling how far what is under way has come. The cloud's leases are some times as long.

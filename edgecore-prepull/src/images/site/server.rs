@@ -30,8 +30,8 @@ use super::turns::{Pace, TURN, Turn, Turns};
 use crate::cloud::identity::{Identity, node_of};
 use crate::images::containerd::ContentStore;
 use crate::images::rate::Bucket;
+use crate::machine::read_load;
 use crate::metrics::Metrics;
-use crate::tasks::checks::read_load;
 
 /// Connections at a time that haven't shown a ticket yet.
 const CONNECTIONS: usize = 32;

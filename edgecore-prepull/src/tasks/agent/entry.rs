@@ -6,9 +6,10 @@ use prepull_api::failure::FailureCode;
 use prepull_api::task::{CheckOutcome, ImageOutcome, ImageResult, TaskId, TaskOutcome, TaskResult};
 use prepull_api::wire::{Assign, OpenPhase, OpenTask, truncate_reason};
 
-use super::io::{AgentEffect, Execution, TaskEnd, TaskTerms, send_accepted, send_result};
+use super::io::{AgentEffect, Execution, TaskEnd, send_accepted, send_result};
 use super::record::{TaskRecord, summary};
 use super::time::Now;
+use super::windows::TaskTerms;
 use super::windows::{LOOK_AT_CLOCK, NodeClock};
 
 /// Wait before we retry a failed write of a record: a full disk takes a while to empty, and a write costs next to

@@ -1,14 +1,10 @@
 //! Input and output of the agent: events, and the effects that its caller carries out.
 
-use std::sync::Arc;
-use std::time::Instant;
-
-use prepull_api::download::DownloadTerms;
 use prepull_api::task::{CheckOutcome, ImageResult, Task, TaskId, TaskOutcome, TaskResult};
-use prepull_api::wire::{Assign, EdgeMessage, Key, Progress};
+use prepull_api::wire::{Assign, EdgeMessage, Progress};
 
 use super::record::TaskRecord;
-use super::windows::Counted;
+use super::windows::TaskTerms;
 
 /// Something that happened to the node, which [`Agent::handle`](super::Agent::handle) reacts to.
 #[derive(Debug)]
@@ -99,19 +95,6 @@ pub struct Execution {
     pub done: Vec<Option<ImageResult>>,
     /// Deadline, keys and download terms at the start.
     pub terms: TaskTerms,
-}
-
-/// The part of an assignment that each further `Assign` of the task replaces, also while the task runs.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TaskTerms {
-    /// Moment at which the task ends, done or not, if it may download all the time.
-    pub deadline: Instant,
-    /// The windows in which it may download, and its time counts. `None`: all the time.
-    pub windows: Option<Counted>,
-    /// Registry keys, one for each image of the task.
-    pub keys: Vec<Arc<Key>>,
-    /// How the task may download.
-    pub download: Arc<DownloadTerms>,
 }
 
 /// Final state of a task as the executor leaves it.

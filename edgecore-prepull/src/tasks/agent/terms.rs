@@ -7,9 +7,8 @@ use prepull_api::download::DownloadTerms;
 use prepull_api::task::{ImageTask, Task};
 use prepull_api::wire::{Assign, Key};
 
-use super::io::TaskTerms;
 use super::time::Now;
-use super::windows::{Counted, NodeClock};
+use super::windows::{Counted, NodeClock, TaskTerms};
 use crate::tasks::NOT_KNOWN;
 
 impl TaskTerms {

@@ -1,19 +1,18 @@
 //! Windows of a task: only time within them counts for its deadline.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use jiff::Timestamp;
 use prepull_api::download::{DownloadTerms, Window};
+use prepull_api::wire::Key;
 use prepull_window::{Openings, State};
 
-use super::io::TaskTerms;
 use super::time::Now;
+use crate::clock::{FIRST_KNOWN, timestamp};
 
 /// Time for which we trust the wall clock: it may jump, on a machine without a battery by years.
 pub(crate) const LOOK_AT_CLOCK: Duration = Duration::from_secs(60);
-
-/// 1971: an earlier time is from a clock that isn't set.
-const FIRST_KNOWN: Timestamp = Timestamp::constant(365 * 24 * 3600, 0);
 
 /// The node's own time zone and windows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,6 +43,19 @@ pub struct Counted {
     /// Start of its time.
     pub(super) since: Instant,
     pub(super) openings: Openings,
+}
+
+/// The part of an assignment that each further `Assign` of the task replaces, also while the task runs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TaskTerms {
+    /// Moment at which the task ends, done or not, if it may download all the time.
+    pub deadline: Instant,
+    /// The windows in which it may download, and its time counts. `None`: all the time.
+    pub windows: Option<Counted>,
+    /// Registry keys, one for each image of the task.
+    pub keys: Vec<Arc<Key>>,
+    /// How the task may download.
+    pub download: Arc<DownloadTerms>,
 }
 
 impl TaskTerms {
@@ -128,11 +140,6 @@ impl OpenClock {
         let change = state.until.map_or(deadline, moment);
         (deadline, deadline.min(change).min(now.after(LOOK_AT_CLOCK)))
     }
-}
-
-/// `None` for a time outside the calendar, or from a clock that isn't set.
-pub(crate) fn timestamp(wall: SystemTime) -> Option<Timestamp> {
-    Timestamp::try_from(wall).ok().filter(|time| *time >= FIRST_KNOWN)
 }
 
 #[cfg(test)]

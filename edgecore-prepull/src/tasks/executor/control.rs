@@ -7,7 +7,7 @@ use prepull_api::wire::Key;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use crate::cloud::clock::CloudClock;
+use crate::clock::CloudClock;
 use crate::tasks::agent::{Now, OpenClock, TaskTerms};
 
 /// Controls that may change while a task runs. The code that started the task holds the sender of the watch channel.

@@ -11,18 +11,17 @@ use prepull_api::wire::{Key, truncate_reason};
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::{sleep, timeout};
 
-use super::board::ImageBoard;
-use super::control::{TaskControl, current_key, deadline};
-use super::leftovers::Wanted;
+use super::context::TaskContext;
+use super::control::{current_key, deadline};
 use super::locks::{RecentPull, ReferenceLocks};
 use super::login::pull_with_key;
 use super::pinning::pin;
+use super::wanted::Wanted;
 use super::window::{wait_for_other_way, wait_until, wait_until_closed};
 use crate::backoff::{self, Backoff};
-use crate::cloud::clock::CloudClock;
+use crate::clock::CloudClock;
 use crate::images::providers::Providers;
 use crate::images::puller::{ErrorClass, Present, PullError, PullTerms, Pulled, Puller};
-use crate::images::rate::Bucket;
 use crate::metrics::Metrics;
 use crate::tasks::NOT_KNOWN;
 
@@ -57,20 +56,6 @@ pub(super) struct ImagePulls<P> {
     pub(super) metrics: Option<Arc<Metrics>>,
     /// Whether unfinished pulls may have left content in the runtime, also before a restart.
     leftovers: AtomicBool,
-}
-
-/// State that the images of one task share.
-pub(super) struct TaskContext<'a> {
-    pub(super) task: &'a TaskId,
-    pub(super) board: &'a ImageBoard,
-    pub(super) control: watch::Receiver<TaskControl>,
-    /// As many permits as the node has. Without them, the images of a long task would queue for the node's permits all
-    /// at the same time and starve a short task.
-    pub(super) task_permits: Semaphore,
-    /// The cap of the task.
-    pub(super) bucket: &'a Bucket,
-    /// The cap of its site.
-    pub(super) site: &'a Bucket,
 }
 
 impl<P: Puller> ImagePulls<P> {

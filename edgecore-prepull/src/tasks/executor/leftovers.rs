@@ -1,11 +1,8 @@
 //! Content of unfinished pulls in the runtime: kept for tasks that want it, and released otherwise.
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use prepull_api::task::{Task, TaskId};
 use prepull_api::wire::Filesystem;
 use tokio::time::sleep;
 
@@ -19,43 +16,6 @@ const INTERVAL: Duration = Duration::from_secs(15);
 /// Leftovers that no task wants are kept while this much of the disk is free. Below it, the kubelet begins to remove
 /// images, and can't remove these.
 const ROOM: Amount = Amount::Percent(15);
-
-/// The images of the open tasks of the node, running or not.
-#[derive(Debug, Default)]
-pub(super) struct Wanted {
-    tasks: Mutex<BTreeMap<TaskId, Vec<String>>>,
-}
-
-impl Wanted {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<TaskId, Vec<String>>> {
-        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Keeps the fetched content of a task's images, until [`Self::remove`].
-    pub(super) fn add(&self, task: &Task) {
-        let mut tasks = self.lock();
-        if !tasks.contains_key(&task.id) {
-            let references = task.images.iter().map(|image| image.reference.clone()).collect();
-            tasks.insert(task.id.clone(), references);
-        }
-    }
-
-    pub(super) fn remove(&self, task: &TaskId) {
-        self.lock().remove(task);
-    }
-
-    /// Whether a task other than this one has the image.
-    pub(super) fn by_another(&self, task: &TaskId, reference: &str) -> bool {
-        let tasks = self.lock();
-        let mut others = tasks.iter().filter(|(id, _)| *id != task);
-        others.any(|(_, references)| references.iter().any(|other| other == reference))
-    }
-
-    /// The images of all open tasks.
-    pub(super) fn references(&self) -> Vec<String> {
-        self.lock().values().flatten().cloned().collect()
-    }
-}
 
 /// Releases leftovers that no task wants, in an endless loop: after a day, or soon if the disk needs the room.
 pub(super) async fn keep_tidy<P: Puller>(images: &ImagePulls<P>, limits: &Limits) -> Infallible {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use prepull_api::task::{ImageResult, ImageTask};
 use tokio::time::sleep;
 
-use super::image::TaskContext;
+use super::context::TaskContext;
 use crate::images::puller::{ErrorClass, Puller};
 
 /// Waits before further attempts while the runtime doesn't answer: it may be restarting. The image is on the node, and

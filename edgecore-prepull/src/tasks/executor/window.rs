@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 use super::board::ImageBoard;
 use super::control::{TaskControl, changed};
-use crate::cloud::clock::CloudClock;
+use crate::clock::CloudClock;
 use crate::images::rate::Bucket;
 use crate::tasks::agent::LOOK_AT_CLOCK;
 

@@ -8,6 +8,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use jiff::Timestamp;
 use rustls::CertificateError;
 use rustls::time_provider::TimeProvider;
 use rustls_pki_types::UnixTime;
@@ -22,6 +23,9 @@ const BUILT: Option<&str> = option_env!("SOURCE_DATE_EPOCH");
 
 /// Length of a certificate chain in which each certificate may start to be valid later than the one before.
 const MAX_NEWER: u32 = 4;
+
+/// 1971: an earlier time is from a clock that isn't set.
+pub(crate) const FIRST_KNOWN: Timestamp = Timestamp::constant(365 * 24 * 3600, 0);
 
 /// The cloud's time as of the last session, or this machine's own time before the first one.
 #[derive(Debug, Default)]
@@ -98,6 +102,11 @@ fn built() -> Duration {
     let built = BUILT.and_then(|seconds| seconds.trim().parse().ok()).map(Duration::from_secs);
     // A build from an archive without history says 0.
     built.unwrap_or_default().max(WRITTEN)
+}
+
+/// `None` for a time outside the calendar, or from a clock that isn't set.
+pub(crate) fn timestamp(wall: SystemTime) -> Option<Timestamp> {
+    Timestamp::try_from(wall).ok().filter(|time| *time >= FIRST_KNOWN)
 }
 
 #[cfg(test)]

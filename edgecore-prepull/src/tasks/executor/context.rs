@@ -1,0 +1,22 @@
+//! What the images of one task share.
+
+use prepull_api::task::TaskId;
+use tokio::sync::{Semaphore, watch};
+
+use super::board::ImageBoard;
+use super::control::TaskControl;
+use crate::images::rate::Bucket;
+
+/// State that the images of one task share.
+pub(super) struct TaskContext<'a> {
+    pub(super) task: &'a TaskId,
+    pub(super) board: &'a ImageBoard,
+    pub(super) control: watch::Receiver<TaskControl>,
+    /// As many permits as the node has. Without them, the images of a long task would queue for the node's permits all
+    /// at the same time and starve a short task.
+    pub(super) task_permits: Semaphore,
+    /// The cap of the task.
+    pub(super) bucket: &'a Bucket,
+    /// The cap of its site.
+    pub(super) site: &'a Bucket,
+}
