@@ -102,13 +102,8 @@ impl Download<'_> {
             // An error would mean that the semaphore is closed; these never are.
             let _of_image = self.streams.acquire().await;
             let _of_node = self.fetcher.streams.acquire().await;
-            let mut letting_go = self.letting_go.subscribe();
-            if letting_go.wait_for(|letting_go| !letting_go).now_or_never().is_none() {
-                // The other pull waits for this ingest.
-                open.take_if(|open| !open.is_private());
-                // An error would mean that the sender is gone, which is a field of this.
-                let _ = letting_go.wait_for(|letting_go| !letting_go).await;
-            }
+            // An error would mean that the sender is gone, which is a field of this.
+            let _ = self.letting_go.subscribe().wait_for(|letting_go| !letting_go).await;
             let (of_peer, limited) = (matches!(way, Way::Peer(_)), seeker.as_ref());
             let Some(mut filling) = self.open_for(blob, flight, limited, of_peer, open.take()).await? else {
                 break;
@@ -132,7 +127,8 @@ impl Download<'_> {
                     continue;
                 }
                 Filled::LetGo => {
-                    open = Some(filling);
+                    // A pull by the runtime may wait for a shared ingest, so none stays open while we wait for our turn.
+                    open = Some(filling).filter(Filling::is_private);
                     continue;
                 }
             };
