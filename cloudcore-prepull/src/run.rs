@@ -56,6 +56,7 @@ mod open_files;
 mod preflight;
 mod recorder;
 mod rotation;
+mod sites;
 pub(crate) mod traces;
 mod vital;
 
@@ -314,6 +315,7 @@ async fn work(
         known_since: Timestamp::now(),
         work: JoinSet::new(),
         vital: Vital::default(),
+        site_log: sites::SiteLog::default(),
     };
 
     tokio::spawn(shutdown.clone().run_until_cancelled_owned(core.secrets.clone().drop_expired_forever()));

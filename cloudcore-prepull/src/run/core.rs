@@ -35,6 +35,7 @@ use crate::kube_api::status_writer::{Writer, Written};
 use crate::run::http::edges::Ask;
 use crate::run::metrics::Metrics;
 use crate::run::recorder::Recorder;
+use crate::run::sites::SiteLog;
 use crate::run::traces::{EndedTask, Traces};
 use crate::run::vital::Vital;
 
@@ -86,6 +87,7 @@ pub(super) struct Core {
     pub(super) known_since: Timestamp,
     pub(super) work: JoinSet<()>,
     pub(super) vital: Vital,
+    pub(super) site_log: SiteLog,
 }
 
 impl Core {
@@ -135,6 +137,9 @@ impl Core {
             }
             for action in actions {
                 self.act(action);
+            }
+            for event in self.engine.take_site_events() {
+                self.site_log.log(&event, now);
             }
             self.metrics.set_job_nodes(self.engine.running_jobs());
             self.metrics.set_levels(self.engine.phases(), self.sessions.len());
