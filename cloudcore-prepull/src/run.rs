@@ -292,7 +292,7 @@ async fn work(
     let (asks, asked) = mpsc::channel(edges::ASKS);
     let events = Events::start(writes.clone());
     let kruise = kruise.is_open().then(|| args.kruise_node_selector.clone());
-    let sites = args.sites.settings();
+    let sites = SiteSettings { memory: args.site_memory, ..args.sites.settings() };
     let mut core = Core {
         engine: kruise.clone().map_or_else(Engine::default, Engine::with_kruise).with_sites(sites.clone()),
         recorder: begin_recording(args, record_file, kruise.as_ref(), &sites)?,

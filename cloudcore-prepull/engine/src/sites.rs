@@ -70,8 +70,8 @@ const MAX_EVENTS: usize = 256;
 const MAX_REPORTS: usize = 1000;
 /// Most downloads over the uplink in the report of a site.
 const MAX_CARRIERS: usize = 64;
-/// Bytes of memory for all sites: ten thousand boxes that share forty layers need half of it.
-const BUDGET: usize = 256 << 20;
+/// Bytes of memory for all sites, unless told otherwise: ten thousand boxes that share forty layers need half of it.
+const MEMORY_LIMIT: usize = 256 << 20;
 
 const NO_SITE: &str =
     "its Node has no label that says which site it is at (--site-label of cloudcore-prepull)";
@@ -86,6 +86,13 @@ pub struct SiteSettings {
     pub label: String,
     /// Whether a job shares that does not say so, and whether NodeImages do.
     pub share_by_default: bool,
+    /// Bytes of memory that what is known of all sites may take, roughly. Beyond it layers are not shared.
+    #[serde(default = "default_memory")]
+    pub memory: usize,
+}
+
+fn default_memory() -> usize {
+    MEMORY_LIMIT
 }
 
 impl SiteSettings {
@@ -97,7 +104,7 @@ impl SiteSettings {
 
 impl Default for SiteSettings {
     fn default() -> Self {
-        Self { label: SITE_LABEL.to_owned(), share_by_default: false }
+        Self { label: SITE_LABEL.to_owned(), share_by_default: false, memory: MEMORY_LIMIT }
     }
 }
 
@@ -155,7 +162,6 @@ pub struct Sites {
     refusals: Vec<Directions>,
     events: VecDeque<SiteEvent>,
     bytes: usize,
-    budget: usize,
 }
 
 impl Default for Sites {
@@ -176,7 +182,6 @@ impl Sites {
             refusals: Vec::new(),
             events: VecDeque::new(),
             bytes: 0,
-            budget: BUDGET,
         }
     }
 
@@ -302,7 +307,7 @@ impl Sites {
             .entry(name.clone())
             .or_insert_with(|| Site { name: name.clone(), ..Site::default() });
         site.set_rate(&news.task.job, shared.max_rate);
-        let (task, budget) = (Arc::new(news.task.clone()), self.budget);
+        let (task, budget) = (Arc::new(news.task.clone()), self.settings.memory);
         let Blobs { blobs, failures, .. } = news;
         let now = now.as_millisecond();
         let refused = self.turn(&name, now, |turn| {

@@ -15,7 +15,7 @@ use crate::commands::ca::CaCommand;
 use crate::commands::node::NodeCommand;
 use crate::commands::otlp_endpoint::OtlpEndpoint;
 use crate::commands::plan::PlanArgs;
-use crate::commands::shared_args::{ConsentArgs, SiteArgs};
+use crate::commands::shared_args::{ConsentArgs, SiteArgs, parse_memory};
 use crate::commands::token::TokenCommand;
 use crate::kube_api::leader::{Timing, TimingError};
 
@@ -179,6 +179,10 @@ pub(crate) struct RunArgs {
         default_value = prepull_api::crd::EDGE_LABEL
     )]
     pub(crate) kruise_node_selector: Selector,
+    /// Memory that may be taken by what is known of sites and their layers, from 16MiB to 16GiB. A layer beyond it is not
+    /// shared. Ten thousand nodes that share forty layers need 128MiB.
+    #[arg(long, value_name = "BYTES", value_parser = parse_memory, default_value = "256MiB", env = "PREPULL_SITE_MEMORY")]
+    pub(crate) site_memory: usize,
     /// The flag of the consent.
     #[command(flatten)]
     pub(crate) consent: ConsentArgs,

@@ -20,6 +20,7 @@ use prepull_engine::shared::session::SessionEvent;
 use prepull_engine::sites::SiteSettings;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, error, info, info_span, warn};
 
@@ -41,6 +42,9 @@ use crate::run::vital::Vital;
 
 /// Inputs of one batch: the writes and decisions that follow are made once for all of them.
 const BATCH: usize = 1024;
+
+/// Interval of counting what sites do: some milliseconds for thousands of them, and Prometheus asks less often.
+const SITES_PERIOD: Duration = Duration::from_secs(5);
 
 /// Wall-clock time that does not jump: the clock of the start, and what a monotonic clock adds.
 pub(super) struct Clock {
@@ -99,6 +103,8 @@ impl Core {
         shutdown: &CancellationToken,
     ) -> anyhow::Result<()> {
         let mut batch = Vec::with_capacity(BATCH);
+        let mut sites_due = tokio::time::interval(SITES_PERIOD);
+        sites_due.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let now = self.clock.now();
             let wakeup = self.engine.next_wakeup();
@@ -115,6 +121,11 @@ impl Core {
                 // Some milliseconds for 10,000 nodes; whoever asks waits for the answer before the next question.
                 Some(ask) = self.asked.recv() => {
                     self.answer(ask);
+                    continue;
+                }
+                _ = sites_due.tick() => {
+                    let (reports, bytes) = (self.engine.site_reports(now), self.engine.site_bytes());
+                    self.metrics.set_sites(&reports, bytes, self.sites.memory);
                     continue;
                 }
                 received = inbox.recv_many(&mut batch, BATCH) => if received == 0 { return Ok(()) },
@@ -139,6 +150,7 @@ impl Core {
                 self.act(action);
             }
             for event in self.engine.take_site_events() {
+                self.metrics.count_site_event(event.kind);
                 self.site_log.log(&event, now);
             }
             self.metrics.set_job_nodes(self.engine.running_jobs());

@@ -14,6 +14,7 @@ use prepull_engine::kruise::{self, jobs, node_images};
 use prepull_engine::prepull::controller::Input;
 use prepull_engine::shared::outcomes::{DispatchOutcome, WriteOutcome};
 use prepull_engine::shared::session::SessionEvent;
+use prepull_engine::sites::{SiteEventKind, SiteReport};
 use prepull_program::metrics::{Build, DURATION_BUCKETS};
 use prometheus_client::encoding::{EncodeLabelSet, text::encode};
 use prometheus_client::metrics::counter::Counter;
@@ -25,6 +26,10 @@ use prometheus_client::registry::Registry;
 use crate::edges::EdgeMetrics;
 use crate::edges::roster::RosterMetrics;
 use crate::kube_api::leader::Leadership;
+
+mod sites;
+
+use sites::SiteMetrics;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PhaseLabel {
@@ -125,6 +130,7 @@ pub struct Metrics {
     counted: Counted,
     edges: EdgeMetrics,
     roster: RosterMetrics,
+    sites: SiteMetrics,
     /// The jobs that have series, with what these say.
     shown_jobs: Mutex<BTreeMap<String, [u32; 5]>>,
 }
@@ -136,8 +142,10 @@ impl Default for Metrics {
         edges.register(&mut registry);
         roster.register(&mut registry);
         counted.register(&mut registry);
+        let sites = SiteMetrics::default();
+        sites.series.register(&mut registry);
         counted.build_info.get_or_create(&BUILD).set(1);
-        Self { registry, counted, edges, roster, shown_jobs: Mutex::default() }
+        Self { registry, counted, edges, roster, sites, shown_jobs: Mutex::default() }
     }
 }
 
@@ -210,6 +218,17 @@ impl Metrics {
                 self.counted.image_duration_seconds.get_or_create(&outcome).observe(took.as_secs_f64());
             }
         }
+    }
+
+    /// Counts what a node of a site did.
+    pub(super) fn count_site_event(&self, kind: SiteEventKind) {
+        self.sites.count_event(kind);
+    }
+
+    /// Sets the gauges and counters of sites: the most active of them come first.
+    pub(super) fn set_sites(&self, reports: &[SiteReport], bytes: usize, limit: usize) {
+        self.sites.set(reports);
+        self.sites.set_memory(bytes, limit);
     }
 
     /// Counts traces, `sent` or `lost`.

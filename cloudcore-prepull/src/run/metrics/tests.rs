@@ -6,7 +6,9 @@ use prepull_api::task::{Bytes, JobUid, NodeName, TaskId, TaskResult};
 use prepull_engine::prepull::controller::Object;
 use prepull_engine::shared::objects::{ObjectId, Unreadable};
 use prepull_engine::shared::session::SessionId;
+use prepull_engine::sites::{CarrierReport, SiteCounters};
 
+use super::sites::SiteSeries;
 use super::*;
 use crate::edges::pki::CaCensus;
 
@@ -57,6 +59,30 @@ fn node_image_written(written: Written) -> kruise::Input {
 
 fn kruise_job_written(outcome: WriteOutcome) -> kruise::Input {
     kruise::Input::Job(jobs::Input::Written { target: jobs::WriteTarget::PullJob(job()), outcome })
+}
+
+fn site(name: &str) -> SiteReport {
+    let carrier = |node: &str, bytes_per_second| CarrierReport {
+        node: node.into(),
+        digest: "sha256:1".to_owned(),
+        size: 100,
+        done: 50,
+        since: jiff::Timestamp::UNIX_EPOCH,
+        bytes_per_second,
+        alone: "",
+    };
+    SiteReport {
+        site: name.to_owned(),
+        carriers: vec![carrier("edge-1", 7), carrier("edge-2", 5)],
+        counters: SiteCounters {
+            leases_lost: 1,
+            claims_refused: 2,
+            holders_delisted: 3,
+            bytes_shared: 4,
+            bytes_carried: 5,
+        },
+        ..SiteReport::default()
+    }
 }
 
 /// The samples of one metric, which come in no order, in alphabetical order.
@@ -121,6 +147,10 @@ fn the_whole_exposition_stays_as_it_is() {
     let census = CaCensus { connected: 9, informed: 7, renewed: 5, unable: 1, old_subject: 3 };
     metrics.edges().set_outdated(&census);
 
+    metrics.count_site_event(SiteEventKind::HolderDelisted);
+    metrics.set_sites(&[site("north"), site("south")], 1000, 2000);
+    metrics.set_sites(&[site("north")], 3000, 4000);
+
     metrics.count_traces("sent", 2);
     metrics.count_traces("lost", 1);
 
@@ -137,8 +167,10 @@ fn named(text: &str) -> BTreeSet<&str> {
 
 #[test]
 fn dashboard_and_alerts_name_metrics_that_exist_and_the_manual_names_them_all() {
-    let exist: BTreeSet<_> =
-        [Counted::NAMES, EdgeMetrics::NAMES, RosterMetrics::NAMES].concat().into_iter().collect();
+    let exist: BTreeSet<_> = [Counted::NAMES, EdgeMetrics::NAMES, RosterMetrics::NAMES, SiteSeries::NAMES]
+        .concat()
+        .into_iter()
+        .collect();
     let alerts = include_str!("../../../../manifests/monitoring/alerts.yaml");
     let dashboard = include_str!("../../../../manifests/monitoring/dashboard.json");
     for text in [alerts, dashboard] {
@@ -168,4 +200,17 @@ fn the_series_of_jobs_are_bounded_and_go_with_them() {
     assert_eq!(series(&metrics), 5 * 30);
     metrics.set_job_nodes(std::iter::empty());
     assert_eq!(series(&metrics), 0);
+}
+
+#[test]
+fn only_the_most_active_sites_have_series() {
+    let metrics = Metrics::default();
+    let sites: Vec<_> = (0..60).map(|number| site(&format!("site-{number}"))).collect();
+    let series = |metrics: &Metrics| metrics.render().matches("_site_carriers{").count();
+    metrics.set_sites(&sites, 0, 0);
+    assert_eq!(series(&metrics), 50);
+    metrics.set_sites(&sites[55..], 0, 0);
+    assert_eq!(series(&metrics), 5);
+    metrics.set_sites(&[], 0, 0);
+    assert!(!metrics.render().contains(r#"site=""#));
 }
