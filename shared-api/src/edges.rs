@@ -15,6 +15,8 @@ use crate::selector::Selector;
 use crate::task::NodeName;
 use crate::wire::Filesystem;
 
+pub mod sites;
+
 /// The Service through which the API server reaches the leader. Its only port has no name, so that none is part of the
 /// name by which RBAC grants the right.
 pub const SERVICE: &str = "cloudcore-prepull-edges";

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use futures::FutureExt as _;
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use prepull_api::edges::sites::SiteList;
 use prepull_api::failure::FailureCode;
 use prepull_api::selector::Selector;
 use prepull_api::task::{NodeName, TaskOutcome, TaskResult};
@@ -36,7 +38,7 @@ use crate::kube_api::status_writer::{Writer, Written};
 use crate::run::http::edges::Ask;
 use crate::run::metrics::Metrics;
 use crate::run::recorder::Recorder;
-use crate::run::sites::SiteLog;
+use crate::run::sites::{self, SiteLog};
 use crate::run::traces::{EndedTask, Traces};
 use crate::run::vital::Vital;
 
@@ -120,7 +122,7 @@ impl Core {
                 }
                 // Some milliseconds for 10,000 nodes; whoever asks waits for the answer before the next question.
                 Some(ask) = self.asked.recv() => {
-                    self.answer(ask);
+                    self.answer(ask, now);
                     continue;
                 }
                 _ = sites_due.tick() => {
@@ -208,19 +210,22 @@ impl Core {
         }
     }
 
-    /// Answers what somebody asks of the edges; who has gone meanwhile does not hear it.
-    fn answer(&self, Ask { query, answer }: Ask) {
-        let recorded = |node: &NodeName| self.roster.recorded(node);
-        let (nodes, is_edge) = (self.engine.nodes(), |node: &NodeView| self.is_edge(node));
-        let listed = self.sessions.directory().list(
-            nodes,
-            is_edge,
-            recorded,
-            &query,
-            self.known_since,
-            &self.sites.label,
-        );
-        let _ = answer.send(listed);
+    /// Answers a question. A person who has gone doesn't hear it.
+    fn answer(&self, ask: Ask, now: Timestamp) {
+        match ask {
+            Ask::Edges(query, answer) => {
+                let recorded = |node: &NodeName| self.roster.recorded(node);
+                let (nodes, is_edge) = (self.engine.nodes(), |node: &NodeView| self.is_edge(node));
+                let (directory, label) = (self.sessions.directory(), &self.sites.label);
+                let listed = directory.list(nodes, is_edge, recorded, &query, self.known_since, label);
+                let _ = answer.send(listed);
+            }
+            Ask::Sites(query, answer) => {
+                let items = sites::list(self.engine.site_reports(now), &query);
+                let known_since = Time(self.known_since);
+                let _ = answer.send(SiteList { items, known_since, site_label: self.sites.label.clone() });
+            }
+        }
     }
 
     /// The number of Nodes that may each have a session.

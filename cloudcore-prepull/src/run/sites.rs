@@ -1,8 +1,10 @@
-//! The events of sites, as lines of the log.
+//! Sites, for operators: the events as lines of the log, the reports as the document `/sites`, and a warning.
 
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use prepull_api::edges::sites::{Site, SiteDownload, SiteQuery};
 use prepull_engine::shared::pacing::TokenBucket;
-use prepull_engine::sites::{SiteEvent, SiteEventKind};
+use prepull_engine::sites::{SiteEvent, SiteEventKind, SiteReport};
 use tracing::{info, warn};
 
 /// Lines per second, and at once: a failover with a thousand broken sites must not push everything else out of the log.
@@ -67,6 +69,43 @@ impl SiteLog {
             }
         }
         true
+    }
+}
+
+/// The sites that are asked for: all without their downloads, or one with them.
+pub(super) fn list(reports: Vec<SiteReport>, query: &SiteQuery) -> Vec<Site> {
+    let wanted =
+        reports.into_iter().filter(|report| query.site.as_ref().is_none_or(|site| *site == report.site));
+    wanted.map(|report| describe(report, query.site.is_some())).collect()
+}
+
+fn describe(report: SiteReport, with_downloads: bool) -> Site {
+    let SiteReport { site: name, nodes, blobs, waiting, carriers, counters } = report;
+    let rates = carriers.iter().map(|carrier| carrier.bytes_per_second);
+    let uplink_bytes_per_second = rates.fold(0, u64::saturating_add);
+    let count = carriers.len();
+    let downloads = carriers.into_iter().filter(|_| with_downloads).map(|carrier| SiteDownload {
+        node: carrier.node,
+        digest: carrier.digest,
+        size: carrier.size,
+        done: carrier.done,
+        since: Time(carrier.since),
+        bytes_per_second: carrier.bytes_per_second,
+        alone: Some(carrier.alone.to_owned()).filter(|why| !why.is_empty()),
+    });
+    Site {
+        name,
+        nodes,
+        layers: blobs,
+        waiting,
+        carriers: count,
+        uplink_bytes_per_second,
+        bytes_shared: counters.bytes_shared,
+        bytes_carried: counters.bytes_carried,
+        leases_lost: counters.leases_lost,
+        claims_refused: counters.claims_refused,
+        holders_delisted: counters.holders_delisted,
+        downloads: downloads.collect(),
     }
 }
 

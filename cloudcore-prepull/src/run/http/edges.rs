@@ -11,8 +11,10 @@ use std::time::Duration;
 use hyper::{Method, Request, StatusCode};
 use ipnet::IpNet;
 use parking_lot::Mutex;
-use prepull_api::edges::{EdgeList, EdgeQuery, PATH};
+use prepull_api::edges::sites::{SITES_PATH, SiteList, SiteQuery};
+use prepull_api::edges::{BadQuery, EdgeList, EdgeQuery, PATH};
 use prepull_program::http::{self, Answer, TEXT, answer_request};
+use serde::Serialize;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
@@ -28,10 +30,45 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const CONNECTIONS: usize = 64;
 const JSON: &str = "application/json";
 
+/// A question, and where its answer goes.
 #[derive(Debug)]
-pub(crate) struct Ask {
-    pub(crate) query: EdgeQuery,
-    pub(crate) answer: oneshot::Sender<EdgeList>,
+pub(crate) enum Ask {
+    Edges(EdgeQuery, oneshot::Sender<EdgeList>),
+    Sites(SiteQuery, oneshot::Sender<SiteList>),
+}
+
+/// What is asked for: one of two documents.
+enum Query {
+    Edges(EdgeQuery),
+    Sites(SiteQuery),
+}
+
+impl Query {
+    /// None where there's no such document.
+    fn parse(path: &str, query: &str) -> Option<Result<Self, BadQuery>> {
+        match path {
+            PATH => Some(EdgeQuery::parse(query).map(Self::Edges)),
+            SITES_PATH => Some(SiteQuery::parse(query).map(Self::Sites)),
+            _ => None,
+        }
+    }
+
+    /// Asks the controller. None where it doesn't answer.
+    async fn ask(self, controller: &mpsc::Sender<Ask>) -> Option<String> {
+        match self {
+            Self::Edges(query) => ask(controller, |answer| Ask::Edges(query, answer)).await,
+            Self::Sites(query) => ask(controller, |answer| Ask::Sites(query, answer)).await,
+        }
+    }
+}
+
+async fn ask<T: Serialize>(
+    controller: &mpsc::Sender<Ask>,
+    question: impl FnOnce(oneshot::Sender<T>) -> Ask,
+) -> Option<String> {
+    let (answer, answered) = oneshot::channel();
+    controller.send(question(answer)).await.ok()?;
+    serde_json::to_string(&answered.await.ok()?).ok()
 }
 
 /// Where questions are put, while this replica leads.
@@ -76,13 +113,14 @@ impl EdgesDesk {
                 ),
             );
         }
-        if request.uri().path() != PATH {
-            return refuse(StatusCode::NOT_FOUND, "there is /edges");
-        }
+        let query = Query::parse(request.uri().path(), request.uri().query().unwrap_or_default());
+        let Some(query) = query else {
+            return refuse(StatusCode::NOT_FOUND, "there are /edges and /sites");
+        };
         if *request.method() != Method::GET {
             return refuse(StatusCode::METHOD_NOT_ALLOWED, "the edges can only be read");
         }
-        let query = match EdgeQuery::parse(request.uri().query().unwrap_or_default()) {
+        let query = match query {
             Ok(query) => query,
             Err(error) => return refuse(StatusCode::BAD_REQUEST, &error.to_string()),
         };
@@ -97,13 +135,7 @@ impl EdgesDesk {
                 "this replica has begun to lead, and knows no edges yet",
             );
         };
-        let asking = async {
-            let (answer, answered) = oneshot::channel();
-            controller.send(Ask { query, answer }).await.ok()?;
-            answered.await.ok()
-        };
-        let list = timeout(PATIENCE, asking).await.ok().flatten();
-        match list.and_then(|list| serde_json::to_string(&list).ok()) {
+        match timeout(PATIENCE, query.ask(&controller)).await.ok().flatten() {
             Some(text) => (StatusCode::OK, JSON, text),
             None => refuse(
                 StatusCode::SERVICE_UNAVAILABLE,
@@ -145,8 +177,16 @@ mod tests {
         let (asks, mut asked) = mpsc::channel::<Ask>(1);
         desk.open(asks);
         tokio::spawn(async move {
-            while let Some(Ask { query, answer }) = asked.recv().await {
+            while let Some(ask) = asked.recv().await {
                 let known_since = Time(jiff::Timestamp::UNIX_EPOCH);
+                let (query, answer) = match ask {
+                    Ask::Edges(query, answer) => (query, answer),
+                    Ask::Sites(query, answer) => {
+                        let site_label = query.site.unwrap_or_default();
+                        answer.send(SiteList { items: Vec::new(), known_since, site_label }).unwrap();
+                        continue;
+                    }
+                };
                 let list = EdgeList {
                     items: Vec::new(),
                     total: 3,
@@ -172,6 +212,8 @@ mod tests {
             (200, true),
             "{text}"
         );
+        let (status, text) = answer(&desk, Method::GET, "/sites?site=north").await;
+        assert_eq!((status, text.contains(r#""siteLabel":"north""#)), (200, true), "{text}");
         desk.close();
         assert_eq!(answer(&desk, Method::GET, "/edges").await.0, 503);
 
@@ -187,7 +229,7 @@ mod tests {
         open(&desk);
         for (method, target, expected) in [
             (Method::POST, "/edges", (405, "the edges can only be read\n")),
-            (Method::GET, "/metrics", (404, "there is /edges\n")),
+            (Method::GET, "/metrics", (404, "there are /edges and /sites\n")),
             (Method::GET, "/edges?limit=0", (400, "limit: a number from 1 to 2000 is expected\n")),
         ] {
             let (status, text) = answer(&desk, method, target).await;
