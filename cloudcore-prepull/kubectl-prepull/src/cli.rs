@@ -10,6 +10,7 @@ use crate::commands::from::FromArgs;
 use crate::commands::node::NodeArgs;
 use crate::commands::nodes::NodesArgs;
 use crate::commands::run::RunArgs;
+use crate::commands::sites::SitesArgs;
 use crate::commands::status::StatusArgs;
 use crate::commands::tokens::TokensArgs;
 use crate::commands::verify::VerifyArgs;
@@ -86,6 +87,8 @@ Example:
     Cancel(OwnJob),
     /// List the edges: since when they are connected, their versions, disks and certificates.
     Nodes(NodesArgs),
+    /// List the sites whose nodes share layers: what fills an uplink now, and how much neighbours have shared.
+    Sites(SitesArgs),
     /// Go through what must be true for a node, and say what to do next.
     Why(WhyArgs),
     /// Show all jobs, their nodes and the edges in the browser, live.

@@ -8,8 +8,10 @@ use http::Request;
 use k8s_openapi::api::core::v1::Service;
 use kube::Api;
 use kube::core::Status;
+use prepull_api::edges::sites::{SiteList, SiteQuery};
 use prepull_api::edges::{Edge, EdgeList, EdgeQuery, SERVICE};
 use prepull_api::task::NodeName;
+use serde::de::DeserializeOwned;
 
 use crate::cluster::Cluster;
 use crate::problem::{self, MissingRight};
@@ -65,11 +67,25 @@ pub(crate) async fn site_label(cluster: &Cluster, system: &SystemArgs) -> Option
     page(cluster, system, &query).await.ok()?.site_label
 }
 
+/// Reads what sites do now.
+pub(crate) async fn sites(
+    cluster: &Cluster,
+    system: &SystemArgs,
+    query: &SiteQuery,
+) -> anyhow::Result<SiteList> {
+    read(cluster, system, &query.to_path()).await
+}
+
 async fn page(cluster: &Cluster, system: &SystemArgs, query: &EdgeQuery) -> anyhow::Result<EdgeList> {
+    read(cluster, system, &query.to_path()).await
+}
+
+/// Reads a document of the leader.
+async fn read<T: DeserializeOwned>(cluster: &Cluster, system: &SystemArgs, path: &str) -> anyhow::Result<T> {
     let namespace = &system.system_namespace;
-    let path = format!("/api/v1/namespaces/{namespace}/services/{SERVICE}/proxy{}", query.to_path());
+    let path = format!("/api/v1/namespaces/{namespace}/services/{SERVICE}/proxy{path}");
     let request = Request::get(path).body(Vec::new()).context("the edges cannot be asked for")?;
-    let error = match cluster.once().request::<EdgeList>(request).await {
+    let error = match cluster.once().request::<T>(request).await {
         Ok(page) => return Ok(page),
         Err(error) => anyhow::Error::from(error),
     };
@@ -139,6 +155,9 @@ fn trouble(answer: &Status, namespace: &str, door: Door) -> Option<String> {
         });
     }
     match answer.code {
+        404 if said.contains("there is /edges") => Some(format!(
+            "the cloudcore-prepull of namespace {namespace} is of an older version, which doesn't list its sites: update it"
+        )),
         421 => Some(format!("the replica behind the Service {SERVICE} is {said}: try again in a moment")),
         503 if said.contains("no endpoints available") => Some(leaderless()),
         // The API server's own words for a pod to which it cannot connect.
@@ -160,7 +179,11 @@ mod tests {
     use super::*;
 
     fn said(code: u16, message: &str, door: Door) -> String {
-        let details = if code == 404 { json!({"name": SERVICE, "kind": "services"}) } else { json!(null) };
+        let details = if code == 404 && message.contains("not found") {
+            json!({"name": SERVICE, "kind": "services"})
+        } else {
+            json!(null)
+        };
         let answer = json!({"code": code, "message": message, "details": details});
         trouble(&serde_json::from_value(answer).unwrap(), "prepull-system", door).unwrap_or_default()
     }
@@ -188,6 +211,7 @@ mod tests {
                 ["there is no cloudcore-prepull in namespace prepull-system", "--system-namespace"],
             ),
             (404, missing, Door::Unknown, ["has no Service", "older version"]),
+            (404, "there is /edges\n", Door::Unknown, ["is of an older version", "update it"]),
             (421, "not the leader: a leads\n", Door::Unknown, ["is not the leader: a leads", "try again"]),
             (503, no_pod, Door::Unknown, ["no cloudcore-prepull leads", "kubectl prepull check"]),
             (502, refused, Door::Unknown, ["cannot connect to the leader", "10.0.0.7:10005"]),

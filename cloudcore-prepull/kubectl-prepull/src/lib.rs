@@ -48,6 +48,7 @@ mod commands {
     pub(crate) mod resume;
     pub(crate) mod retry;
     pub(crate) mod run;
+    pub(crate) mod sites;
     pub(crate) mod status;
     pub(crate) mod suspend;
     pub(crate) mod tokens;
