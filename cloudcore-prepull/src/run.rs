@@ -62,6 +62,7 @@ mod vital;
 
 use self::core::{Clock, Core};
 use self::kruise::KruiseGate;
+use self::sites::SiteLog;
 use preflight::Preflight;
 use recorder::{RecordFile, Recorder};
 use traces::Traces;
@@ -300,6 +301,7 @@ async fn work(
         sessions: Sessions::default(),
         roster: Roster::in_cluster(writes.clone(), &args.cluster.namespace, events.clone(), metrics.roster()),
         kruise_nodes: kruise.clone(),
+        site_log: SiteLog::new(&sites),
         sites,
         secrets: Secrets::new(client.clone(), args.consent.require_secret_consent),
         kruise_writer: kruise_writer::Writer::new(writes.clone()),
@@ -315,7 +317,6 @@ async fn work(
         known_since: Timestamp::now(),
         work: JoinSet::new(),
         vital: Vital::default(),
-        site_log: sites::SiteLog::default(),
     };
 
     tokio::spawn(shutdown.clone().run_until_cancelled_owned(core.secrets.clone().drop_expired_forever()));

@@ -127,6 +127,9 @@ impl Core {
                 }
                 _ = sites_due.tick() => {
                     let (reports, bytes) = (self.engine.site_reports(now), self.engine.site_bytes());
+                    if !reports.is_empty() {
+                        self.site_log.warn_of_label();
+                    }
                     self.metrics.set_sites(&reports, bytes, self.sites.memory);
                     continue;
                 }

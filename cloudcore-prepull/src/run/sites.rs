@@ -3,8 +3,9 @@
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::edges::sites::{Site, SiteDownload, SiteQuery};
+use prepull_engine::prepull::plan::may_kubelet_set;
 use prepull_engine::shared::pacing::TokenBucket;
-use prepull_engine::sites::{SiteEvent, SiteEventKind, SiteReport};
+use prepull_engine::sites::{SiteEvent, SiteEventKind, SiteReport, SiteSettings};
 use tracing::{info, warn};
 
 /// Lines per second, and at once: a failover with a thousand broken sites must not push everything else out of the log.
@@ -16,16 +17,34 @@ pub(super) struct SiteLog {
     pace: TokenBucket<Timestamp>,
     /// Events without a line since the last one that got one.
     left_out: u64,
-}
-
-impl Default for SiteLog {
-    fn default() -> Self {
-        let (per_second, burst) = LINES;
-        Self { pace: TokenBucket::new(per_second, burst), left_out: 0 }
-    }
+    /// The site label, if a kubelet may set it and no warning has said so yet.
+    open_label: Option<String>,
 }
 
 impl SiteLog {
+    pub(super) fn new(settings: &SiteSettings) -> Self {
+        let (per_second, burst) = LINES;
+        let open_label = Some(settings.label.clone()).filter(|label| may_kubelet_set(label));
+        let mut log = Self { pace: TokenBucket::new(per_second, burst), left_out: 0, open_label };
+        if settings.share_by_default {
+            log.warn_of_label();
+        }
+        log
+    }
+
+    /// Warns once, from the first site that shares, of a label that lets a stolen node choose its neighbours. Returns
+    /// whether it did.
+    pub(super) fn warn_of_label(&mut self) -> bool {
+        let Some(label) = self.open_label.take() else { return false };
+        warn!(
+            label,
+            "nodes share layers by a site label that a kubelet may set on its own Node: a stolen node can move to any site, \
+             hold it up and learn the names and addresses of its nodes. Use a label below node-restriction.kubernetes.io/ \
+             (--site-label)"
+        );
+        true
+    }
+
     /// Logs an event, unless there were too many. Returns whether it got its line.
     pub(super) fn log(&mut self, event: &SiteEvent, now: Timestamp) -> bool {
         if self.pace.try_take(1.0, now).is_err() {
@@ -116,8 +135,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn an_open_label_is_warned_of_once() {
+        let log = |label: &str, share_by_default| {
+            SiteLog::new(&SiteSettings {
+                label: label.to_owned(),
+                share_by_default,
+                ..SiteSettings::default()
+            })
+        };
+        let mut open = log("topology.kubernetes.io/zone", false);
+        assert!(open.warn_of_label() && !open.warn_of_label());
+        assert!(!log("site", true).warn_of_label(), "it was said at the start");
+        assert!(!log("node-restriction.kubernetes.io/site", false).warn_of_label());
+    }
+
+    #[test]
     fn many_events_fill_no_log() {
-        let (mut log, now) = (SiteLog::default(), Timestamp::UNIX_EPOCH);
+        let (mut log, now) = (SiteLog::new(&SiteSettings::default()), Timestamp::UNIX_EPOCH);
         let event = SiteEvent {
             site: "north".to_owned(),
             node: "edge-1".into(),

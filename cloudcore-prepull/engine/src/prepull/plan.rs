@@ -27,7 +27,7 @@ pub use keys::{
     Resolved, ResolvedVerification, SecretLookup, resolve_key, resolve_pull_secrets, resolve_verification,
     unreadable_text,
 };
-pub use labels::self_assigned_labels;
+pub use labels::{may_kubelet_set, self_assigned_labels};
 
 /// The nodes that a job chooses, and those that it leaves out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -40,7 +40,7 @@ fn core(inputs: mpsc::Sender<Input>) -> Core {
         known_since: Timestamp::UNIX_EPOCH,
         work: JoinSet::new(),
         vital: Vital::default(),
-        site_log: SiteLog::default(),
+        site_log: SiteLog::new(&SiteSettings::default()),
     }
 }
 

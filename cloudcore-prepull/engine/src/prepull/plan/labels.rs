@@ -73,7 +73,8 @@ fn open_labels(selector: &Selector) -> Vec<&str> {
     keys().map(|(key, _)| key).filter(|key| may_kubelet_set(key)).collect()
 }
 
-fn may_kubelet_set(key: &str) -> bool {
+/// Whether a kubelet may set this label of its own Node.
+pub fn may_kubelet_set(key: &str) -> bool {
     let Some((domain, _)) = key.split_once('/') else { return true };
     let is_below =
         |parent: &str| domain.strip_suffix(parent).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
