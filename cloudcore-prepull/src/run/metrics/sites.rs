@@ -82,7 +82,9 @@ impl SiteMetrics {
         let now: HashSet<String> = reports.iter().map(|report| report.site.clone()).collect();
         shown.difference(&now).for_each(|site| self.remove(site));
         *shown = now;
-        reports.iter().for_each(|report| self.set_one(report));
+        for report in reports {
+            self.set_one(report);
+        }
     }
 
     fn set_one(&self, report: &SiteReport) {
