@@ -16,6 +16,8 @@
 
 mod book;
 mod leases;
+mod look;
+mod news;
 mod nodes;
 mod report;
 mod site;
@@ -30,13 +32,14 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use prepull_api::sites::{BlobState, Blobs, MAX_BLOBS, is_digest};
-use prepull_api::task::{JobUid, NodeName, TaskId};
+use prepull_api::task::{JobUid, NodeName};
 use prepull_api::wire::Hello;
 use serde::{Deserialize, Serialize};
 
 use crate::shared::node_view::NodeView;
 use book::{BookId, Way};
-use nodes::{NodeId, Nodes};
+pub use look::{Direction, Directions};
+use nodes::Nodes;
 pub use report::{CarrierReport, SiteCounters, SiteEvent, SiteEventKind, SiteReport};
 use site::{Site, Turn};
 
@@ -66,10 +69,6 @@ const MAX_BOOKS_OF_NODE: usize = 1024;
 const MAX_HOLDERS: usize = 256;
 /// Most events that are kept for the log.
 const MAX_EVENTS: usize = 256;
-/// Most sites of a report.
-const MAX_REPORTS: usize = 1000;
-/// Most downloads over the uplink in the report of a site.
-const MAX_CARRIERS: usize = 64;
 /// Bytes of memory for all sites, unless told otherwise: ten thousand boxes that share forty layers need half of it.
 const MEMORY_LIMIT: usize = 256 << 20;
 
@@ -120,33 +119,6 @@ pub(crate) struct Shared {
     pub(crate) max_rate: Option<NonZeroU64>,
     /// Whether the task is known to have succeeded: the node has all of its layers.
     pub(crate) has_succeeded: bool,
-}
-
-/// What a node is told of some blobs. The tickets are signed where the key is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Directions {
-    /// The node.
-    pub node: NodeName,
-    /// The task that it has named.
-    pub task: TaskId,
-    /// For each blob, where to get it. At most [`MAX_BLOBS`].
-    pub blobs: Vec<(String, Direction)>,
-}
-
-/// Where a node gets a blob from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// From the registry.
-    Registry {
-        /// Why from no neighbour; empty for the carrier.
-        alone: &'static str,
-        /// Its part of the site's limit, in bytes a second.
-        max_rate: Option<NonZeroU64>,
-    },
-    /// From the first of these neighbours that delivers; each with its addresses.
-    Peers(Vec<(NodeName, Arc<[String]>)>),
-    /// From nobody yet.
-    Wait,
 }
 
 /// All sites.
@@ -397,48 +369,12 @@ impl Sites {
     pub(crate) fn flush(&mut self, now: Timestamp) -> Vec<Directions> {
         let (mut told, now) = (std::mem::take(&mut self.refusals), now.as_millisecond());
         while let Some((_, name)) = self.idle.first().filter(|(since, _)| since + MEMORY <= now).cloned() {
-            self.turn(&name, now, |turn| turn.make_room());
+            self.turn(&name, now, |turn| _ = turn.make_room());
         }
         while let Some((_, name)) = self.due.first().filter(|(at, _)| *at <= now).cloned() {
             self.turn(&name, now, |turn| turn.look(&mut told));
         }
         told
-    }
-
-    /// The sites with blobs, the most active first.
-    pub(crate) fn reports(&self, now: Timestamp) -> Vec<SiteReport> {
-        let mut reports: Vec<_> = self.by_name.values().map(|site| self.report(site, now)).collect();
-        reports
-            .sort_by_key(|report| std::cmp::Reverse((report.carriers.len(), report.waiting, report.nodes)));
-        reports.truncate(MAX_REPORTS);
-        reports
-    }
-
-    fn report(&self, site: &Site, now: Timestamp) -> SiteReport {
-        let carrier = |(node, number): &(NodeId, u32)| {
-            let book = site.books.get(number)?;
-            let seeker = book.seekers.get(node)?;
-            let Way::Registry(carry) = &seeker.way else { return None };
-            Some(CarrierReport {
-                node: self.nodes[*node].name.clone(),
-                digest: book.id.digest.to_string(),
-                size: book.id.size,
-                done: seeker.done,
-                since: Timestamp::from_millisecond(carry.since).unwrap_or(now),
-                bytes_per_second: carry.bytes_per_second,
-                alone: carry.alone,
-            })
-        };
-        let mut carriers: Vec<_> = site.carrying.iter().take(MAX_CARRIERS).filter_map(carrier).collect();
-        carriers.sort_by_key(|carrier| std::cmp::Reverse(carrier.bytes_per_second));
-        SiteReport {
-            site: site.name.to_string(),
-            nodes: site.nodes,
-            blobs: site.books.len() - site.idle.len(),
-            waiting: site.waiting_nodes,
-            carriers,
-            counters: site.counters,
-        }
     }
 
     /// What has happened since the last call.

@@ -93,6 +93,8 @@ pub(super) struct Carry {
     /// Why from no neighbour; empty for the carrier with the lease.
     pub(super) alone: &'static str,
     pub(super) since: Time,
+    /// Whether all of its bytes are from the registry.
+    pub(super) is_pure: bool,
     /// When it ends without progress.
     pub(super) until: Time,
     /// Since when a reader could confirm it.
@@ -101,6 +103,9 @@ pub(super) struct Carry {
     pub(super) confirmed: (u64, Time),
     /// The reported bytes at the start of the present minute.
     pub(super) reported: (u64, Time),
+    /// The most that the node has reported, and the end of a lease that no reader can confirm.
+    pub(super) best: u64,
+    pub(super) unconfirmed_until: Time,
     pub(super) bytes_per_second: u64,
     pub(super) max_rate: Option<std::num::NonZeroU64>,
 }
@@ -125,6 +130,9 @@ impl Carry {
             tested_since: None,
             confirmed,
             reported,
+            best: done,
+            is_pure: done == 0,
+            unconfirmed_until: Time::MAX,
             bytes_per_second: 0,
             max_rate: None,
         }

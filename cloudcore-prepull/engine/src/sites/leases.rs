@@ -28,10 +28,11 @@ const SLOWEST: u64 = 4;
 const TAKEOVER: u64 = 4;
 
 impl Carry {
-    pub(super) fn note_reported(&mut self, done: u64, before: u64, now: Time) {
-        if done > before && self.tested_since.is_none() {
-            self.until = now + LEASE;
+    pub(super) fn note_reported(&mut self, done: u64, now: Time) {
+        if done > self.best && self.tested_since.is_none() {
+            self.until = (now + LEASE).min(self.unconfirmed_until);
         }
+        self.best = self.best.max(done);
         let (from, since) = self.reported;
         if now - since >= LEASE / 4 {
             self.bytes_per_second = rate(done.saturating_sub(from), now - since);
@@ -108,7 +109,9 @@ impl Turn<'_> {
         let digest = book.id.digest.clone();
         let readers: Vec<NodeId> = book.readers_of(node).collect();
         if slow == 0 {
-            readers.into_iter().for_each(|reader| self.site.pairs.avoid((reader, node), self.now));
+            for reader in readers {
+                self.site.pairs.avoid((reader, node), self.now);
+            }
         }
         self.site.counters.leases_lost += 1;
         self.event(node, &digest, SiteEventKind::LeaseLost);
@@ -128,7 +131,7 @@ impl Turn<'_> {
     pub(super) fn expire(&mut self, number: u32, node: NodeId) {
         let now = self.now;
         let Some(book) = self.site.books.get_mut(&number) else { return };
-        let (confirmed, seekers, size) = (book.confirmed, book.seekers.len(), book.id.size);
+        let (confirmed, seekers) = (book.confirmed, book.seekers.len());
         let can_confirm = || {
             let mut others = book.seekers.keys().filter(|id| **id != node).take(CANDIDATES);
             others.any(|id| self.nodes[*id].reads_streams && self.nodes[*id].trust.loner_until <= now)
@@ -148,10 +151,7 @@ impl Turn<'_> {
                 } else if can_confirm && carry.tested_since.is_some() {
                     carry.tested_since.map(|since| since.max(carry.until - LEASE) + LEASE)
                 } else {
-                    let fastest = self.site.fastest.0 / SLOWEST / CARRIED_INTO_SITE as u64;
-                    let time = size.saturating_mul(1000).checked_div(fastest).unwrap_or(0);
-                    let time = Time::try_from(time).unwrap_or(Time::MAX / 4).clamp(UNCONFIRMED, 24 * HOUR);
-                    Some((carry.since + time).min(carry.until))
+                    Some(carry.until)
                 };
                 if end.is_none_or(|end| end > now) {
                     carry.until = end.unwrap_or(now + LEASE).max(now + SECOND);
@@ -189,19 +189,35 @@ impl Turn<'_> {
             book.ahead = Some(node);
         }
         let Some(carrier) = book.carrier else { return };
-        let has = book.confirmed.max(if self.nodes[carrier].reads_streams { 0 } else { done_of(&carrier) });
+        let has = book.carry().map_or(0, |carry| carry.confirmed.0);
+        let has = has.max(book.confirmed);
+        let done_of = |id: &NodeId| book.seekers.get(id).map_or(0, |seeker| seeker.done);
         let is_far = done.saturating_sub(has) >= (book.id.size / TAKEOVER).max(1) && done > done_of(&carrier);
-        if is_far && !book.losers.contains(&node) && self.nodes[node].trust.no_lease_until <= self.now {
+        let is_free = self.nodes[node].carries < CARRIED_BY_NODE;
+        if is_far
+            && is_free
+            && !book.losers.contains(&node)
+            && self.nodes[node].trust.no_lease_until <= self.now
+        {
             book.losers.push(node);
             self.set_way(number, carrier, Way::Wait);
             self.lease(number, node);
         }
     }
 
-    fn lease(&mut self, number: u32, node: NodeId) {
-        let Some(book) = self.site.books.get(&number) else { return };
+    pub(super) fn lease(&mut self, number: u32, node: NodeId) {
+        let Some(book) = self.site.books.get_mut(&number) else { return };
         let done = book.seekers.get(&node).map_or(0, |seeker| seeker.done);
-        let carry = Carry::new("", done, book.confirmed, self.now);
+        let fastest = self.site.fastest.0 / SLOWEST / CARRIED_INTO_SITE as u64;
+        let time = book.id.size.saturating_mul(1000).checked_div(fastest).unwrap_or(0);
+        let time = Time::try_from(time).unwrap_or(Time::MAX).clamp(UNCONFIRMED, 24 * HOUR);
+        // Bytes of the carrier before, which may have been wrong, confirm nothing of this one.
+        book.confirmed = done;
+        if let Some(suspect) = &mut book.suspect {
+            suspect.1 = done;
+        }
+        let mut carry = Carry::new("", done, book.confirmed, self.now);
+        carry.unconfirmed_until = self.now + time;
         self.set_way(number, node, Way::Registry(Box::new(carry)));
         self.site.mark(number);
     }

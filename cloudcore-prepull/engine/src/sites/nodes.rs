@@ -19,6 +19,7 @@ pub(super) struct Nodes {
 }
 
 /// A node, and what counts over all of its blobs.
+#[allow(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 #[derive(Debug, Default)]
 pub(super) struct Node {
     pub(super) name: NodeName,

@@ -4,21 +4,20 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use prepull_api::sites::{BlobNews, BlobState, MAX_BLOBS, MAX_PEERS};
-use prepull_api::task::{JobUid, NodeName, TaskId};
+use prepull_api::task::{JobUid, TaskId};
 
-use super::book::{Book, BookId, Carry, Holder, Seeker, Way};
+use super::book::{Book, BookId, Seeker, Way};
 use super::nodes::{NodeId, Nodes};
 use super::report::{SiteCounters, SiteEvent, SiteEventKind};
 use super::trust::Pairs;
-use super::{Direction, Directions, GATHER, HOUR, REMINDER, Time};
+use super::{GATHER, HOUR, REMINDER, Time};
 
 /// The number of a timer's book for a node's reminder, and of a timer's node for the book itself.
-const NONE: u32 = u32::MAX;
+pub(super) const NONE: u32 = u32::MAX;
 /// Blobs of one node that count as few in the order of leases: an image or two.
 const FEW_BLOBS: usize = 128;
 /// Steps of one look, each some hundred nanoseconds: what is left is done by the next one, at once.
-const STEPS: usize = 4096;
+pub(super) const STEPS: usize = 4096;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -342,234 +341,6 @@ impl Turn<'_> {
         self.site.timers.extend(until.map(|until| (until.max(self.now + super::SECOND), number, node)));
     }
 
-    /// Takes in the state of a blob at a node.
-    pub(super) fn note(
-        &mut self,
-        number: u32,
-        node: NodeId,
-        task: &Arc<TaskId>,
-        blob: &BlobNews,
-        succeeded: bool,
-    ) {
-        let Some(book) = self.site.books.get_mut(&number) else { return };
-        let done = blob.done.min(book.id.size);
-        match blob.state {
-            BlobState::Here => return self.note_here(number, node, succeeded),
-            BlobState::Dropped => return self.remove_seeker(number, node),
-            _ => {}
-        }
-        if book.holders.contains_key(&node) {
-            self.remove_holder(number, node);
-        }
-        let is_new = self.site.books.get(&number).is_some_and(|book| !book.seekers.contains_key(&node));
-        if is_new {
-            self.add_seeker(number, node, task);
-        }
-        let Some(book) = self.site.books.get_mut(&number) else { return };
-        let (least, confirmed) = (book.least_read(), book.confirmed);
-        let Some(seeker) = book.seekers.get_mut(&node) else { return };
-        seeker.task.clone_from(task);
-        let more = done.saturating_sub(seeker.done);
-        let before = std::mem::replace(&mut seeker.done, done);
-        let is_gathering = book.gather_until > self.now;
-        match (blob.state, &mut seeker.way) {
-            (BlobState::Carrying, Way::Registry(carry)) => {
-                self.site.counters.bytes_carried += more;
-                carry.note_reported(done, before, self.now);
-                return;
-            }
-            (BlobState::Fetching, Way::Peer { read, is_stream, .. }) => {
-                self.site.counters.bytes_shared += more;
-                read.renew(done, if *is_stream { 1 } else { least }, self.now);
-                if more > 0 && done > confirmed {
-                    self.confirm(number, done);
-                }
-                return;
-            }
-            (BlobState::Wanted, Way::Wait) if !is_new => {}
-            (BlobState::Carrying, Way::Wait) if !is_gathering => {
-                seeker.is_told = false;
-                self.site.to_tell.push_back((node, number));
-                self.site.counters.claims_refused += 1;
-                self.event(node, &blob.digest, SiteEventKind::ClaimRefused);
-            }
-            _ => {
-                seeker.is_told = false;
-                self.site.to_tell.push_back((node, number));
-            }
-        }
-        self.note_ahead(number, node);
-    }
-
-    fn note_here(&mut self, number: u32, node: NodeId, succeeded: bool) {
-        let now = self.now;
-        let Some(book) = self.site.books.get_mut(&number) else { return };
-        let (size, source) = (book.id.size, book.source_of(node));
-        let is_carrier = book.carrier == Some(node);
-        let mut is_proven = succeeded;
-        if let Some(seeker) = book.seekers.get(&node) {
-            is_proven |= seeker.is_proven;
-            let more = size.saturating_sub(seeker.done);
-            match seeker.way {
-                Way::Peer { .. } => self.site.counters.bytes_shared += more,
-                Way::Registry(_) => self.site.counters.bytes_carried += more,
-                Way::Wait => {}
-            }
-        }
-        if let Some(source) = source {
-            self.confirm(number, size);
-            self.site.pairs.note_success(self.nodes, node, source, now);
-            self.prove(number, source);
-        }
-        let Some(book) = self.site.books.get_mut(&number) else { return };
-        if is_carrier {
-            book.losers.retain(|loser| *loser != node);
-        }
-        // The readers stay: they read from a whole holder now.
-        let readers: Vec<NodeId> = book.readers_of(node).collect();
-        for reader in readers {
-            if let Some(Way::Peer { is_stream, .. }) =
-                book.seekers.get_mut(&reader).map(|seeker| &mut seeker.way)
-                && std::mem::replace(is_stream, false)
-            {
-                self.nodes[node].streamed -= 1;
-            }
-        }
-        if self.nodes[node].trust.no_holder_until <= now && book.holders.len() < super::MAX_HOLDERS {
-            book.holders.entry(node).or_insert_with(Holder::default);
-        }
-        book.receiving.remove(&node);
-        self.end_seeker(number, node);
-        if is_proven {
-            self.prove(number, node);
-        }
-        self.offer(node);
-        self.site.mark(number);
-    }
-
-    /// The seeker has ended well: its readers stay.
-    fn end_seeker(&mut self, number: u32, node: NodeId) {
-        let Some(book) = self.site.books.get_mut(&number) else { return };
-        let readers: Vec<NodeId> = book.readers_of(node).collect();
-        for reader in &readers {
-            book.readers.remove(&(node, *reader));
-        }
-        self.remove_seeker(number, node);
-        let Some(book) = self.site.books.get_mut(&number) else { return };
-        book.readers.extend(readers.iter().map(|reader| (node, *reader)));
-        if !book.holders.contains_key(&node) {
-            self.detach_readers(number, node);
-        }
-    }
-
-    /// The node has delivered the blob, or is known to have it.
-    pub(super) fn prove(&mut self, number: u32, node: NodeId) {
-        let Some(book) = self.site.books.get_mut(&number) else { return };
-        if let Some(holder) = book.holders.get_mut(&node) {
-            let is_new = !std::mem::replace(&mut holder.is_proven, true);
-            holder.complaint = None;
-            let suspect = book.suspect.take().filter(|(loser, ..)| *loser != node);
-            if let Some((loser, ..)) = suspect {
-                self.blame(loser);
-            }
-            if is_new {
-                self.stop_needless_carrier(number, node);
-                self.offer(node);
-            }
-        } else if let Some(seeker) = book.seekers.get_mut(&node) {
-            seeker.is_proven = true;
-        }
-    }
-
-    /// A look: everything that is due, within the bound of steps.
-    pub(super) fn look(&mut self, told: &mut Vec<Directions>) {
-        (self.site.looked_at, self.steps) = (self.now, STEPS);
-        self.site.pairs.expire(self.now);
-        let mut reminded = Vec::new();
-        while let Some((at, number, node)) = self.site.timers.first().copied()
-            && at <= self.now
-            && self.steps > 0
-        {
-            self.site.timers.pop_first();
-            self.steps -= 1;
-            match (number, node) {
-                (NONE, node) => reminded.push(node),
-                (number, NONE) => self.site.mark(number),
-                (number, node) => self.expire(number, node),
-            }
-        }
-        self.match_nodes();
-        self.give_leases();
-        self.match_nodes();
-        self.divide_rates();
-        self.tell(reminded, told);
-    }
-
-    /// Tells nodes their new sources, and those that wait that they aren't forgotten: one blob stands for all of a task.
-    fn tell(&mut self, reminded: Vec<NodeId>, told: &mut Vec<Directions>) {
-        let mut by_task: BTreeMap<(NodeName, Arc<TaskId>), Vec<(String, Direction)>> = BTreeMap::new();
-        for node in reminded {
-            self.steps = self.steps.saturating_sub(self.nodes[node].books.len() / 8);
-            let of = &mut self.nodes[node];
-            of.has_reminder = of.waiting > 0;
-            if !of.has_reminder {
-                continue;
-            }
-            let mut tasks = BTreeSet::new();
-            for number in &of.books {
-                let Some(book) = self.site.books.get(number) else { continue };
-                let Some(seeker) = book.seekers.get(&node).filter(|of| matches!(of.way, Way::Wait)) else {
-                    continue;
-                };
-                if of.is_online && tasks.insert(seeker.task.clone()) {
-                    let blobs = by_task.entry((of.name.clone(), seeker.task.clone())).or_default();
-                    blobs.push((book.id.digest.to_string(), Direction::Wait));
-                }
-            }
-            self.site.timers.insert((self.now + REMINDER, NONE, node));
-        }
-        for _ in 0..STEPS.min(self.site.to_tell.len()) {
-            let Some((node, number)) = self.site.to_tell.pop_front() else { break };
-            let Some(book) = self.site.books.get_mut(&number) else { continue };
-            let gathers = book.gather_until > self.now;
-            let Some(seeker) = book.seekers.get_mut(&node).filter(|seeker| !seeker.is_told) else { continue };
-            if !self.nodes[node].is_online {
-                continue;
-            }
-            let direction = match &seeker.way {
-                // It hears more at the end of that time.
-                Way::Wait if gathers => continue,
-                Way::Wait => Direction::Wait,
-                Way::Registry(carry) => {
-                    let Carry { alone, max_rate, .. } = **carry;
-                    Direction::Registry { alone, max_rate }
-                }
-                Way::Peer { from, others, .. } => {
-                    let peers = std::iter::once(from).chain(others.iter().filter(|other| *other != from));
-                    let peer = |id: &NodeId| {
-                        Some((self.nodes[*id].name.clone(), self.nodes[*id].addresses.clone()?))
-                    };
-                    Direction::Peers(peers.take(MAX_PEERS).filter_map(peer).collect())
-                }
-            };
-            seeker.is_told = true;
-            let blobs = by_task.entry((self.nodes[node].name.clone(), seeker.task.clone())).or_default();
-            blobs.push((book.id.digest.to_string(), direction));
-        }
-        for ((node, task), mut blobs) in by_task {
-            while !blobs.is_empty() {
-                let rest = blobs.split_off(blobs.len().min(MAX_BLOBS));
-                told.push(Directions { node: node.clone(), task: (*task).clone(), blobs });
-                blobs = rest;
-            }
-        }
-    }
-
-    /// Tells the seekers that still wait when the time to gather has ended.
-    pub(super) fn tell_waiting(&mut self, number: u32, node: NodeId) {
-        self.site.to_tell.push_back((node, number));
-    }
-
     /// Bars a node from all of its blobs as a holder.
     pub(super) fn bar_holder(&mut self, node: NodeId, digest: &str) {
         self.nodes[node].trust.no_holder_until = self.now + HOUR;
@@ -577,7 +348,9 @@ impl Turn<'_> {
         self.event(node, digest, SiteEventKind::HolderDelisted);
         for number in self.nodes[node].books.clone() {
             self.remove_holder(number, node);
-            self.settle(number);
+            if self.site.books.get(&number).is_some_and(|book| book.carrier == Some(node)) {
+                self.set_way(number, node, Way::Wait);
+            }
         }
     }
 }

@@ -225,13 +225,12 @@ impl Turn<'_> {
             _ if is_loner => UNREACHABLE,
             Some(carrier) if avoids(carrier) => UNREACHABLE,
             Some(carrier) if self.nodes[carrier].addresses.is_none() => NO_NEIGHBOUR,
-            // It is offline for a moment, and its lease ends soon if it stays away.
-            Some(_) => return false,
             None if book.holders.keys().take(TRIES).any(awaited) => return false,
             None if book.holders.iter().take(TRIES).any(|(id, of)| of.is_proven && is_offered(id)) => {
                 UNREACHABLE
             }
-            None => return false,
+            // A carrier that is offline for a moment loses its lease soon if it stays away.
+            _ => return false,
         };
         self.carry_alone(number, node, why)
     }
@@ -262,6 +261,8 @@ impl Turn<'_> {
         }
         let is_first = *from == source;
         let is_carrier = book.carrier == Some(source);
+        // Wrong bytes of a node that took the lease over may be those of the source that it had before.
+        let is_pure = is_carrier && book.carry().is_some_and(|carry| carry.is_pure);
         let is_holder = book.holders.contains_key(&source);
         // A node that is away may be back in a moment, and one that is still receiving may be held up itself.
         if self.nodes[source].is_online {
@@ -273,7 +274,7 @@ impl Turn<'_> {
             {
                 carry.tested_since = None;
             }
-            if counts && failure.fault == PeerFault::Damaged && (is_holder || is_carrier) {
+            if counts && failure.fault == PeerFault::Damaged && (is_holder || is_pure) {
                 let before = self.nodes[source].trust.damaged.replace((reader, now));
                 if before.is_some_and(|(other, at)| other != reader && at + super::HOUR > now) {
                     self.bar_holder(source, &failure.digest);

@@ -93,6 +93,13 @@ impl Pairs {
         self.avoided.insert(pair, avoided);
     }
 
+    /// The source sends something: it isn't busy any more.
+    pub(super) fn note_progress(&mut self, pair: (NodeId, NodeId)) {
+        if self.avoided.get(&pair).is_some_and(|avoided| avoided.busy > 0) {
+            self.remove(pair);
+        }
+    }
+
     fn remove(&mut self, pair: (NodeId, NodeId)) {
         if let Some(avoided) = self.avoided.remove(&pair) {
             self.by_end.remove(&(avoided.until, pair.0, pair.1));

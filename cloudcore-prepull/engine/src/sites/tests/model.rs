@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use prepull_api::sites::{BlobNews, PeerDoor, PeerFailure, PeerFault};
-use prepull_api::task::JobUid;
+use prepull_api::task::{JobUid, TaskId};
 
 use super::super::*;
 use super::digest;
@@ -64,10 +64,13 @@ struct Copied {
     done: u64,
     doing: Doing,
     is_bad: bool,
+    /// The only neighbour that sent any of it: that one is to blame if it is bad.
+    sole: Option<usize>,
     stalled: u64,
     has_said: bool,
 }
 
+#[allow(clippy::struct_excessive_bools, reason = "each is a fault of its own")]
 #[derive(Debug)]
 struct Node {
     online: bool,
@@ -107,7 +110,8 @@ impl World {
         let mut rng = Rng::new(seed);
         let count = usize::try_from(rng.between(least, 12)).unwrap();
         let sizes: Vec<u64> = (0..rng.between(1, 8)).map(|_| rng.between(1, 60) * MIB).collect();
-        let copied = Copied { done: 0, doing: Doing::Nothing, is_bad: false, stalled: 0, has_said: false };
+        let copied =
+            Copied { done: 0, doing: Doing::Nothing, is_bad: false, sole: None, stalled: 0, has_said: false };
         let node = |_| Node {
             online: false,
             serves: true,
@@ -133,7 +137,7 @@ impl World {
         }
     }
 
-    fn log(&mut self, line: String) {
+    fn log(&mut self, line: &str) {
         self.trace.push(format!("{}: {line}", self.second));
     }
 
@@ -197,6 +201,10 @@ impl World {
                 }
             }
         }
+        for SiteEvent { node, digest, kind, .. } in self.sites.take_events() {
+            let blob = digest.trim_start_matches("sha256:").trim_start_matches('0').to_owned();
+            self.log(&format!("{node} {blob}: {kind:?}"));
+        }
         for book in self.sites.by_name.values().flat_map(|site| site.books.values()) {
             let is_carrier =
                 |seeker: &&book::Seeker| matches!(&seeker.way, Way::Registry(of) if of.alone.is_empty());
@@ -219,7 +227,8 @@ impl World {
                 Doing::Peer(peer)
             }
         };
-        self.log(format!("n{node} blob {blob}: {doing:?}"));
+        let is_alone = matches!(direction, Direction::Registry { alone, .. } if !alone.is_empty());
+        self.log(&format!("n{node} blob {blob}: {doing:?}{}", if is_alone { " alone" } else { "" }));
         let of = &mut self.nodes[node];
         if !of.online || of.blobs[blob].doing == Doing::Done {
             return;
@@ -269,13 +278,17 @@ impl World {
             self.send(node, news, Vec::new());
         };
         match lie {
-            Some(Lie::Invents) if second % 10 == 0 => claim(1000..1006, BlobState::Carrying, second * MIB),
-            Some(Lie::Claims) if second % 5 == 0 => claim(0..count, BlobState::Carrying, second * MIB),
-            Some(Lie::FalseHere) if second % 20 == 0 => {
+            Some(Lie::Invents) if second.is_multiple_of(10) => {
+                claim(1000..1006, BlobState::Carrying, second * MIB);
+            }
+            Some(Lie::Claims) if second.is_multiple_of(5) => {
+                claim(0..count, BlobState::Carrying, second * MIB);
+            }
+            Some(Lie::FalseHere) if second.is_multiple_of(20) => {
                 claim(0..count, BlobState::Here, 0);
                 self.nodes[node].blobs.iter_mut().for_each(|of| of.has_said = true);
             }
-            Some(Lie::Relabels) if second % 5 == 0 => {
+            Some(Lie::Relabels) if second.is_multiple_of(5) => {
                 claim(2000..2050, BlobState::Here, 0);
                 self.place(node, &format!("site-{}", second % 97));
             }
@@ -295,6 +308,7 @@ impl World {
         let more = more.min(size - of.done);
         self.uplink += more;
         of.done += more;
+        of.sole = None;
         if lie == Some(Lie::Trickles) {
             // It says more than it has.
             let news = BlobNews {
@@ -303,8 +317,8 @@ impl World {
                 state: BlobState::Carrying,
                 done: (of.done * 900).min(size - 1),
             };
-            return if self.second % 5 == 0 {
-                self.send(node, vec![news], Vec::new())
+            return if self.second.is_multiple_of(5) {
+                self.send(node, vec![news], Vec::new());
             };
         }
         self.advance(node, blob);
@@ -312,10 +326,13 @@ impl World {
 
     fn advance(&mut self, node: usize, blob: usize) {
         let of = &mut self.nodes[node].blobs[blob];
-        if of.done >= self.sizes[blob] {
+        if of.done >= self.sizes[blob] && of.is_bad {
+            (of.done, of.is_bad, of.sole) = (0, false, None);
+            self.say(node, blob, Vec::new());
+        } else if of.done >= self.sizes[blob] {
             of.doing = Doing::Done;
             self.say(node, blob, Vec::new());
-        } else if self.second % 5 == 0 {
+        } else if self.second.is_multiple_of(5) {
             self.say(node, blob, Vec::new());
         }
     }
@@ -344,20 +361,28 @@ impl World {
             let more = available.saturating_sub(of.done).min(LAN);
             of.done += more;
             of.is_bad |= is_bad && more > 0;
+            if more > 0 {
+                of.sole = (of.done == more || of.sole == Some(peer)).then_some(peer);
+            }
             of.stalled = if more > 0 { 0 } else { of.stalled + 1 };
             if of.done >= size && of.is_bad {
-                (of.done, of.is_bad) = (0, false);
+                let is_to_blame = of.sole == Some(peer);
+                (of.done, of.is_bad, of.sole) = (0, false, None);
+                if !is_to_blame {
+                    of.doing = Doing::Nothing;
+                    return self.say(node, blob, Vec::new());
+                }
                 Some(PeerFault::Damaged)
             } else if of.stalled > STALLED {
                 Some(PeerFault::Stalled)
             } else {
                 return if more > 0 {
-                    self.advance(node, blob)
+                    self.advance(node, blob);
                 };
             }
         };
         if let Some(fault) = fault {
-            self.log(format!("n{node} blob {blob}: n{peer} is {fault:?}"));
+            self.log(&format!("n{node} blob {blob}: n{peer} is {fault:?}"));
             let of = &mut self.nodes[node].blobs[blob];
             (of.doing, of.stalled) = (Doing::Nothing, 0);
             let failure = PeerFailure { digest: digest(&blob.to_string()), peer: name(peer), fault };
@@ -395,7 +420,7 @@ impl World {
     }
 
     fn fail_over(&mut self) {
-        self.log("failover".to_owned());
+        self.log("failover");
         self.sites = Sites::default();
         for node in 0..self.nodes.len() {
             self.nodes[node].blobs.iter_mut().for_each(|of| of.has_said = false);
@@ -440,7 +465,7 @@ impl World {
     fn run(&mut self, seconds: u64, what: &str) -> u64 {
         let end = self.second + seconds;
         while !self.is_done() {
-            let shown = || self.trace[self.trace.len().saturating_sub(60)..].join("\n");
+            let shown = || self.trace.join("\n");
             assert!(self.second < end, "{what}: a node waits for ever\n{:#?}\n{}", self.nodes, shown());
             self.tick();
         }
@@ -490,10 +515,15 @@ fn check_liar(seed: u64) {
     let what = format!("seed {seed}, n{liar} {lie:?} streams {}", world.streams);
     let took = world.run(PEACE, &what);
     let shown = || world.trace[..world.trace.len().min(200)].join("\n");
-    let lie = if world.streams { LIE } else { 10 * LIE };
-    assert!(took <= 2 * usual + lie, "{what}: {took} s instead of {usual}\n{}", shown());
+    // Old agents confirm nothing, and a blob whose beginning came from a liar is found wrong at its end only.
+    let (times, constant) = match lie {
+        _ if !world.streams => (2, 10 * LIE),
+        Lie::Garbage => (4, 2 * LIE),
+        _ => (2, LIE),
+    };
+    assert!(took <= times * usual + constant, "{what}: {took} s instead of {usual}\n{}", shown());
     let largest = *world.sizes.iter().max().unwrap();
-    let most = world.all() * 3 / 2 + 3 * largest;
+    let most = world.all() * if lie == Lie::Garbage { 5 } else { 3 } / 2 + 3 * largest;
     assert!(world.uplink <= most, "{what}: {} of {most} bytes\n{}", world.uplink, shown());
 }
 
@@ -535,7 +565,7 @@ fn a_slow_link_with_interruptions_carries_little_twice() {
         let third = world.all() / world.link / 3;
         while !world.is_done() {
             world.tick();
-            if world.second % third.max(60) == 0 {
+            if world.second.is_multiple_of(third.max(60)) {
                 for node in 0..world.nodes.len() {
                     world.restart(node);
                 }

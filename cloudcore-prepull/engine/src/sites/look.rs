@@ -1,0 +1,134 @@
+//! A look at a site: what is due, and what its nodes are sent.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+use prepull_api::sites::{MAX_BLOBS, MAX_PEERS};
+use prepull_api::task::{NodeName, TaskId};
+
+use super::REMINDER;
+use super::book::{Carry, Way};
+use super::nodes::NodeId;
+use super::site::{NONE, STEPS, Turn};
+
+/// What a node is told of some blobs. The tickets are signed where the key is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Directions {
+    /// The node.
+    pub node: NodeName,
+    /// The task that it has named.
+    pub task: TaskId,
+    /// For each blob, where to get it. At most [`MAX_BLOBS`].
+    pub blobs: Vec<(String, Direction)>,
+}
+
+/// Where a node gets a blob from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the registry.
+    Registry {
+        /// Why from no neighbour; empty for the carrier.
+        alone: &'static str,
+        /// Its part of the site's limit, in bytes a second.
+        max_rate: Option<NonZeroU64>,
+    },
+    /// From the first of these neighbours that delivers; each with its addresses.
+    Peers(Vec<(NodeName, Arc<[String]>)>),
+    /// From nobody yet.
+    Wait,
+}
+
+/// A blob and its source.
+type Told = (String, Direction);
+
+impl Turn<'_> {
+    /// A look: everything that is due, within the bound of steps.
+    pub(super) fn look(&mut self, told: &mut Vec<Directions>) {
+        (self.site.looked_at, self.steps) = (self.now, STEPS);
+        self.site.pairs.expire(self.now);
+        let mut reminded = Vec::new();
+        while let Some((at, number, node)) = self.site.timers.first().copied()
+            && at <= self.now
+            && self.steps > 0
+        {
+            self.site.timers.pop_first();
+            self.steps -= 1;
+            match (number, node) {
+                (NONE, node) => reminded.push(node),
+                (number, NONE) => self.site.mark(number),
+                (number, node) => self.expire(number, node),
+            }
+        }
+        self.match_nodes();
+        self.give_leases();
+        self.match_nodes();
+        self.divide_rates();
+        self.tell(reminded, told);
+    }
+
+    /// Tells nodes their new sources, and those that wait that they aren't forgotten: one blob stands for all of a task.
+    fn tell(&mut self, reminded: Vec<NodeId>, told: &mut Vec<Directions>) {
+        let mut by_task: BTreeMap<(NodeName, Arc<TaskId>), Vec<Told>> = BTreeMap::new();
+        for node in reminded {
+            self.steps = self.steps.saturating_sub(self.nodes[node].books.len() / 8);
+            let of = &mut self.nodes[node];
+            of.has_reminder = of.waiting > 0;
+            if !of.has_reminder {
+                continue;
+            }
+            let mut tasks = BTreeSet::new();
+            for number in &of.books {
+                let Some(book) = self.site.books.get(number) else { continue };
+                let Some(seeker) = book.seekers.get(&node).filter(|of| matches!(of.way, Way::Wait)) else {
+                    continue;
+                };
+                if of.is_online && tasks.insert(seeker.task.clone()) {
+                    let blobs = by_task.entry((of.name.clone(), seeker.task.clone())).or_default();
+                    blobs.push((book.id.digest.to_string(), Direction::Wait));
+                }
+            }
+            self.site.timers.insert((self.now + REMINDER, NONE, node));
+        }
+        for _ in 0..STEPS.min(self.site.to_tell.len()) {
+            let Some((node, number)) = self.site.to_tell.pop_front() else { break };
+            let Some(book) = self.site.books.get_mut(&number) else { continue };
+            let gathers = book.gather_until > self.now;
+            let Some(seeker) = book.seekers.get_mut(&node).filter(|seeker| !seeker.is_told) else { continue };
+            if !self.nodes[node].is_online {
+                continue;
+            }
+            let direction = match &seeker.way {
+                // It hears more at the end of that time.
+                Way::Wait if gathers => continue,
+                Way::Wait => Direction::Wait,
+                Way::Registry(carry) => {
+                    let Carry { alone, max_rate, .. } = **carry;
+                    Direction::Registry { alone, max_rate }
+                }
+                Way::Peer { from, others, .. } => {
+                    let peers = std::iter::once(from).chain(others.iter().filter(|other| *other != from));
+                    let peer = |id: &NodeId| {
+                        Some((self.nodes[*id].name.clone(), self.nodes[*id].addresses.clone()?))
+                    };
+                    Direction::Peers(peers.take(MAX_PEERS).filter_map(peer).collect())
+                }
+            };
+            seeker.is_told = true;
+            let blobs = by_task.entry((self.nodes[node].name.clone(), seeker.task.clone())).or_default();
+            blobs.push((book.id.digest.to_string(), direction));
+        }
+        for ((node, task), mut blobs) in by_task {
+            while !blobs.is_empty() {
+                let rest = blobs.split_off(blobs.len().min(MAX_BLOBS));
+                told.push(Directions { node: node.clone(), task: (*task).clone(), blobs });
+                blobs = rest;
+            }
+        }
+    }
+
+    /// Tells the seekers that still wait when the time to gather has ended.
+    pub(super) fn tell_waiting(&mut self, number: u32, node: NodeId) {
+        self.site.to_tell.push_back((node, number));
+    }
+}

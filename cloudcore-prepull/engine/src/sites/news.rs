@@ -1,0 +1,161 @@
+//! What nodes say of a blob.
+
+use std::sync::Arc;
+
+use prepull_api::sites::{BlobNews, BlobState};
+use prepull_api::task::TaskId;
+
+use super::book::{Holder, Way};
+use super::nodes::NodeId;
+use super::report::SiteEventKind;
+use super::site::Turn;
+
+impl Turn<'_> {
+    /// Takes in the state of a blob at a node.
+    pub(super) fn note(
+        &mut self,
+        number: u32,
+        node: NodeId,
+        task: &Arc<TaskId>,
+        blob: &BlobNews,
+        succeeded: bool,
+    ) {
+        let Some(book) = self.site.books.get_mut(&number) else { return };
+        let done = blob.done.min(book.id.size);
+        match blob.state {
+            BlobState::Here => return self.note_here(number, node, succeeded),
+            BlobState::Dropped => return self.remove_seeker(number, node),
+            _ => {}
+        }
+        if book.holders.contains_key(&node) {
+            self.remove_holder(number, node);
+        }
+        let is_new = self.site.books.get(&number).is_some_and(|book| !book.seekers.contains_key(&node));
+        if is_new {
+            self.add_seeker(number, node, task);
+        }
+        let Some(book) = self.site.books.get_mut(&number) else { return };
+        let (least, confirmed) = (book.least_read(), book.confirmed);
+        let Some(seeker) = book.seekers.get_mut(&node) else { return };
+        seeker.task.clone_from(task);
+        let more = done.saturating_sub(seeker.done);
+        seeker.done = done;
+        let is_gathering = book.gather_until > self.now;
+        match (blob.state, &mut seeker.way) {
+            (BlobState::Carrying, Way::Registry(carry)) => {
+                self.site.counters.bytes_carried += more;
+                let has_restarted = done < carry.best && carry.alone.is_empty();
+                carry.note_reported(done, self.now);
+                // Its bytes were wrong, or are lost: it begins once more, once.
+                if has_restarted && !book.losers.contains(&node) {
+                    book.losers.push(node);
+                    self.lease(number, node);
+                }
+                return;
+            }
+            (BlobState::Fetching, Way::Peer { from, read, is_stream, .. }) => {
+                self.site.counters.bytes_shared += more;
+                read.renew(done, if *is_stream { 1 } else { least }, self.now);
+                if more > 0 {
+                    self.site.pairs.note_progress((node, *from));
+                }
+                if more > 0 && done > confirmed {
+                    self.confirm(number, done);
+                }
+                return;
+            }
+            (BlobState::Wanted, Way::Wait) if !is_new => {}
+            (BlobState::Carrying, Way::Wait) if !is_gathering => {
+                seeker.is_told = false;
+                self.site.to_tell.push_back((node, number));
+                self.site.counters.claims_refused += 1;
+                self.event(node, &blob.digest, SiteEventKind::ClaimRefused);
+            }
+            _ => {
+                seeker.is_told = false;
+                self.site.to_tell.push_back((node, number));
+            }
+        }
+        self.note_ahead(number, node);
+    }
+
+    fn note_here(&mut self, number: u32, node: NodeId, succeeded: bool) {
+        let now = self.now;
+        let Some(book) = self.site.books.get_mut(&number) else { return };
+        let (size, source) = (book.id.size, book.source_of(node));
+        let is_carrier = book.carrier == Some(node);
+        let mut is_proven = succeeded;
+        if let Some(seeker) = book.seekers.get(&node) {
+            is_proven |= seeker.is_proven;
+            let more = size.saturating_sub(seeker.done);
+            match seeker.way {
+                Way::Peer { .. } => self.site.counters.bytes_shared += more,
+                Way::Registry(_) => self.site.counters.bytes_carried += more,
+                Way::Wait => {}
+            }
+        }
+        if let Some(source) = source {
+            self.confirm(number, size);
+            self.site.pairs.note_success(self.nodes, node, source, now);
+            self.prove(number, source);
+        }
+        let Some(book) = self.site.books.get_mut(&number) else { return };
+        if is_carrier {
+            book.losers.retain(|loser| *loser != node);
+        }
+        // The readers stay: they read from a whole holder now.
+        let readers: Vec<NodeId> = book.readers_of(node).collect();
+        for reader in readers {
+            if let Some(Way::Peer { is_stream, .. }) =
+                book.seekers.get_mut(&reader).map(|seeker| &mut seeker.way)
+                && std::mem::replace(is_stream, false)
+            {
+                self.nodes[node].streamed -= 1;
+            }
+        }
+        if self.nodes[node].trust.no_holder_until <= now && book.holders.len() < super::MAX_HOLDERS {
+            book.holders.entry(node).or_insert_with(Holder::default);
+        }
+        book.receiving.remove(&node);
+        self.end_seeker(number, node);
+        if is_proven {
+            self.prove(number, node);
+        }
+        self.offer(node);
+        self.site.mark(number);
+    }
+
+    /// The seeker has ended well: its readers stay.
+    fn end_seeker(&mut self, number: u32, node: NodeId) {
+        let Some(book) = self.site.books.get_mut(&number) else { return };
+        let readers: Vec<NodeId> = book.readers_of(node).collect();
+        for reader in &readers {
+            book.readers.remove(&(node, *reader));
+        }
+        self.remove_seeker(number, node);
+        let Some(book) = self.site.books.get_mut(&number) else { return };
+        book.readers.extend(readers.iter().map(|reader| (node, *reader)));
+        if !book.holders.contains_key(&node) {
+            self.detach_readers(number, node);
+        }
+    }
+
+    /// The node has delivered the blob, or is known to have it.
+    pub(super) fn prove(&mut self, number: u32, node: NodeId) {
+        let Some(book) = self.site.books.get_mut(&number) else { return };
+        if let Some(holder) = book.holders.get_mut(&node) {
+            let is_new = !std::mem::replace(&mut holder.is_proven, true);
+            holder.complaint = None;
+            let suspect = book.suspect.take().filter(|(loser, ..)| *loser != node);
+            if let Some((loser, ..)) = suspect {
+                self.blame(loser);
+            }
+            if is_new {
+                self.stop_needless_carrier(number, node);
+                self.offer(node);
+            }
+        } else if let Some(seeker) = book.seekers.get_mut(&node) {
+            seeker.is_proven = true;
+        }
+    }
+}
