@@ -45,7 +45,7 @@ pub(crate) fn find_names(code: &str) -> (Vec<Function>, Vec<Type>) {
                 is_test = false;
             }
             "struct" | "enum" | "trait" | "type" if !of_a_trait && !name.is_empty() => {
-                types.push(Type { line, name: name.to_owned() })
+                types.push(Type { line, name: name.to_owned() });
             }
             _ => {}
         }
