@@ -1,4 +1,4 @@
-//! How a task may download: its cap, its windows, its signatures, and whether its images are pinned.
+//! The download terms of a task: rate limit, windows, signatures, pins.
 //!
 //! [`DownloadTerms`] travel with each [`crate::wire::Assign`], may change while the task runs, and are never stored on
 //! the edge. When a window is open is computed by the crate `prepull-window`, which knows the time zones.
@@ -46,8 +46,7 @@ pub struct DownloadTerms {
     /// Whether the node shares layers with the others of its site.
     #[serde(default, skip_serializing_if = "is_false")]
     pub share: bool,
-    /// Whether its site has a limit of bytes a second, of which the cloud gives each node its part: without a word from the
-    /// cloud, the node waits.
+    /// Whether its site has a limit of bytes a second. The cloud gives each node a part of it, and a node without one waits.
     #[serde(default, skip_serializing_if = "is_false")]
     pub site_limited: bool,
     /// That limit, for a node that helps itself because its time runs out. Absent: it has none, or the cloud is of release 0.1.
@@ -80,7 +79,7 @@ pub struct Verification {
 /// What happens to an image without a valid signature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum VerificationMode {
-    /// It is pulled, and the status says what is wrong with it.
+    /// It is pulled, and the status has the reason.
     Warn,
     /// It is not pulled. A mode that only a newer version knows counts as this one.
     #[serde(other)]
@@ -247,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_of_day_is_two_digits_a_colon_and_two_digits() {
+    fn a_time_of_day_has_two_digits_each() {
         for good in ["00:00", "01:30", "23:59"] {
             assert_eq!(good.parse::<TimeOfDay>().unwrap().to_string(), good);
         }

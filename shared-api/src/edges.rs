@@ -1,4 +1,4 @@
-//! What people see of the edges: the query and the answer of cloudcore-prepull's `GET /edges`.
+//! The query and the answer of cloudcore-prepull's `GET /edges`.
 //!
 //! The leader answers it, on a port of its own. People reach it through the API server, with the right to `get` the
 //! subresource `services/proxy` of the Service [`SERVICE`]:
@@ -22,9 +22,9 @@ pub mod sites;
 pub const SERVICE: &str = "cloudcore-prepull-edges";
 /// The path of the list.
 pub const PATH: &str = "/edges";
-/// The label of a Node whose value is its site, unless the query names another one.
+/// The label of a Node that holds its site, unless the query names another one.
 pub const SITE_LABEL: &str = "topology.kubernetes.io/zone";
-/// Edges of one answer, unless the query says otherwise.
+/// Edges of one answer, unless the query has a limit.
 pub const DEFAULT_LIMIT: usize = 500;
 /// The most edges of one answer: about a megabyte, and some milliseconds of the controller.
 pub const MAX_LIMIT: usize = 2000;
@@ -38,13 +38,13 @@ pub struct EdgeQuery {
     pub limit: Option<usize>,
     /// Only edges after this one, by name: [`EdgeList::next`] of the answer before.
     pub after: Option<NodeName>,
-    /// Only edges whose Node has these labels.
+    /// Only edges with these labels on their Node.
     pub selector: Selector,
     /// Only these edges, at most [`MAX_NAMES`].
     pub names: Vec<NodeName>,
     /// Only edges that are connected, or that are not.
     pub connected: Option<bool>,
-    /// The label whose value is the site; the one by which the leader groups nodes if not set.
+    /// The label that holds the site. If not set, the leader uses its own --site-label.
     pub site_label: Option<String>,
 }
 
@@ -124,7 +124,7 @@ impl EdgeQuery {
         path
     }
 
-    /// Whether an edge with this name, whose connection is up or not, is asked for. Its labels are not looked at.
+    /// Whether the query asks for an edge with this name and this state of its connection. Doesn't look at labels.
     pub fn wants(&self, name: &NodeName, connected: bool) -> bool {
         self.connected.is_none_or(|wanted| wanted == connected)
             && (self.names.is_empty() || self.names.contains(name))
@@ -152,13 +152,13 @@ pub struct EdgeList {
     /// Since when connections are known: the beginning of the leader's term. What was connected only before it is shown as
     /// not connected, and with no [`Edge::last_seen`].
     pub known_since: Time,
-    /// The label whose value is [`Edge::site`]; absent where the leader is too old to tell: [`SITE_LABEL`].
+    /// The label that holds [`Edge::site`]. Absent from older leaders, which use [`SITE_LABEL`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub site_label: Option<String>,
 }
 
-/// A node that may have an edge: an edge node of the cluster, with whatever is known of its agent. What only the agent
-/// tells is absent until it has connected, and where it is too old to tell.
+/// An edge node of the cluster, with the known facts about its agent. Facts from the agent itself are absent until it has
+/// connected, and if it's too old to report them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Edge {
@@ -189,7 +189,7 @@ pub struct Edge {
     /// Name and version of the container runtime. Absent while it does not answer the agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runtime: Option<String>,
-    /// The file system of the images, as the agent has last told.
+    /// The file system of the images, as last reported by the agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<Filesystem>,
     /// End of the newest certificate that was issued to it.
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parameter_that_is_not_understood_is_named_and_not_ignored() {
+    fn an_unknown_parameter_is_refused_by_name() {
         let many = format!("names={}", vec!["a"; MAX_NAMES + 1].join(","));
         for (query, parameter) in [
             ("limit=0", "limit"),

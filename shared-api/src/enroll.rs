@@ -19,7 +19,7 @@ pub const ENROLL_PATH: &str = "/v1/enroll";
 pub const RENEW_PATH: &str = "/v1/renew";
 /// Largest body in bytes, enforced on both sides: a CSR is below 1 KiB, two certificates are below 4 KiB.
 pub const MAX_BODY: usize = 16 * 1024;
-/// Most CAs that an edge trusts. A rotation needs two; the rest is room for whoever brings CAs of their own.
+/// Most CAs that an edge trusts. A rotation needs two; the rest is room for CAs of the user's own.
 pub const MAX_TRUSTED_CAS: usize = 8;
 
 /// The form of the subject of a node's certificate: an organisation, and a common name that begins with a prefix and ends
@@ -61,7 +61,7 @@ impl SubjectForm {
 /// A request for a node's first certificate, authorised by a join token.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct EnrollRequest {
-    /// Name of the node that the certificate is to be for.
+    /// Name of the node to certify.
     pub node: NodeName,
     /// Id and secret of the join token, as [`JoinToken::bearer`] returns them.
     pub token: Sensitive,
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_survives_a_round_trip_and_debug_hides_its_secret() {
+    fn a_token_round_trips_and_hides_its_secret() {
         let text = token().expose();
         assert_eq!(format!("\n{text} \n").parse::<JoinToken>().unwrap(), token());
         assert_eq!(

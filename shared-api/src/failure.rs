@@ -1,7 +1,7 @@
 //! Why an image is not on its node, or a node has not done its work, in one word of a closed list.
 //!
-//! A reason is a sentence for a person; a code is what tools group by. The codes are part of the API of the status, the
-//! metrics and the events, and `docs/api.md` says what to do about each. A new one is added before [`FailureCode::Other`]
+//! A reason is a sentence for a person; tools group by the code. The codes are part of the API of the status, the metrics
+//! and the events, and `docs/api.md` has a remedy for each. A new one is added before [`FailureCode::Other`]
 //! and never takes over the meaning of another.
 
 use std::fmt;
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_code_that_this_version_does_not_know_is_other() {
+    fn an_unknown_code_is_other() {
         assert_eq!(serde_json::from_str::<FailureCode>("\"NoSpace\"").unwrap(), FailureCode::NoSpace);
         assert_eq!(serde_json::from_str::<FailureCode>("\"Newer\"").unwrap(), FailureCode::Other);
     }
@@ -119,7 +119,7 @@ mod tests {
 
     #[cfg(feature = "crd")]
     #[test]
-    fn every_code_is_spelt_alike_in_the_api_and_in_text_and_is_documented() {
+    fn every_code_is_documented_as_spelt() {
         let api = include_str!("../../docs/api.md");
         let all = all();
         assert_eq!(all.len(), 21);

@@ -1,5 +1,5 @@
 //! KubeEdge beside us: its TaskManager and its controller-manager serve ImagePrePullJobs too. Two controllers would
-//! overwrite each other's statuses, and pull each image twice. What its objects say of that; whoever asks has read them.
+//! overwrite each other's statuses, and pull each image twice. Judges KubeEdge's objects, which the caller has read.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -18,8 +18,8 @@ const SINCE: u32 = 21;
 /// The feature gate that takes that part out of it.
 const WITHOUT_JOBS: &str = "disableNodeTaskV1alpha2=true";
 
-/// What has to be done so that KubeEdge serves ImagePrePullJobs no more; `None` if it does not serve them. What is absent, or
-/// may not be read, says nothing.
+/// The step that stops KubeEdge from serving ImagePrePullJobs; `None` if it doesn't serve them. An object that is absent, or
+/// that we may not read, is no obstacle.
 pub fn obstacle(
     definition: Option<&CustomResourceDefinition>,
     configuration: Option<&Value>,
@@ -62,7 +62,7 @@ fn has_task_manager(configuration: &Value) -> bool {
     configuration["modules"]["taskManager"]["enable"] == true
 }
 
-/// Whether this controller-manager runs, is of a release that knows jobs, and has not been told to leave them alone.
+/// Whether this controller-manager runs, is of a release that knows jobs, and hasn't its job controller switched off.
 fn has_job_controller(manager: &Deployment) -> bool {
     let spec = &manager.spec;
     let containers = spec.template.spec.iter().flat_map(|pod| &pod.containers);
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_controller_manager_serves_jobs_from_1_21_on_unless_it_is_told_not_to() {
+    fn kubeedge_serves_jobs_from_1_21_on() {
         let serves = |image: &str, replicas: Option<i32>, args: &[&str]| {
             let containers = json!([{"name": "controller-manager", "image": image, "args": args}]);
             let spec = json!({"replicas": replicas, "selector": {}, "template": {"spec": {"containers": containers}}});
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_definition_is_not_foreign_and_one_without_our_fields_is() {
+    fn only_our_own_definition_is_ours() {
         let mut definition = serde_json::to_value(job::crd()).unwrap();
         assert!(!is_foreign(&definition));
         let spec = "/spec/versions/1/schema/openAPIV3Schema/properties/spec/properties";

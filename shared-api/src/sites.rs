@@ -1,5 +1,5 @@
-//! Sharing of layers within a site: what nodes tell the cloud about their layers, where the cloud tells them to get each
-//! from, and the tickets that neighbours show each other.
+//! Sharing of layers within a site: the nodes' reports about their layers, the sources that the cloud assigns, and the
+//! tickets that neighbours show each other.
 //!
 //! ```text
 //!  edge ── Blobs: wanted, carried, fetched, here ──▶ cloud
@@ -7,8 +7,8 @@
 //!  edge ── GET /blobs/<digest>, ticket ──▶ neighbour
 //! ```
 //!
-//! Both messages describe a state and may be repeated, lost or late. An edge sends [`Blobs`] only to a cloud whose
-//! [`crate::wire::Welcome::tickets`] says that it knows them, and the cloud sends [`Sources`] only in answer.
+//! Both messages describe a state and may be repeated, lost or late. An edge sends [`Blobs`] only to a cloud that
+//! announces them with [`crate::wire::Welcome::tickets`], and the cloud sends [`Sources`] only in answer.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -30,8 +30,7 @@ pub const LEAST_SHARED: u64 = 64 * 1024;
 /// Path below which an agent serves blobs, each by its digest.
 pub const BLOBS_PATH: &str = "/blobs/";
 
-/// What a node tells of the blobs of one task that it wants to share: those of which something has changed, and in a new
-/// session all.
+/// A node's report about the blobs of one task that it wants to share: those that have changed, and in a new session all.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Blobs {
     /// The task that names the image that they are of.
@@ -52,7 +51,7 @@ pub struct Blobs {
 pub struct BlobNews {
     /// `sha256:…`
     pub digest: String,
-    /// Bytes of the whole blob, as the manifest says.
+    /// Bytes of the whole blob, from the manifest.
     pub size: u64,
     /// What the node does about it.
     pub state: BlobState,
@@ -65,7 +64,7 @@ pub struct BlobNews {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum BlobState {
-    /// It waits to be told where to get it.
+    /// It waits for sources.
     Wanted,
     /// It downloads it from the registry.
     Carrying,
@@ -283,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_newer_version_says_is_understood_as_far_as_it_can_be() {
+    fn unknown_values_of_newer_versions_are_kept_apart() {
         assert_eq!(serde_json::from_str::<BlobState>("\"newer\"").unwrap(), BlobState::Dropped);
         assert_eq!(serde_json::from_str::<PeerFault>("\"newer\"").unwrap(), PeerFault::Refused);
         assert_eq!(serde_json::from_str::<From>(r#"{"kind":"newer","x":1}"#).unwrap(), From::Wait);

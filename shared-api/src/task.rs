@@ -285,7 +285,7 @@ pub struct ImageResult {
     /// Whether the runtime keeps the image from garbage collection. Absent if the task does not ask for that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinned: Option<bool>,
-    /// Who has downloaded the image. Absent if nobody has, because it was there, and from edges that do not tell.
+    /// The program that downloaded the image. Absent if it was there already, and from edges that don't report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pulled_by: Option<PulledBy>,
     /// Why it was not the agent. At most [`crate::wire::MAX_NOTE`] bytes; never contains a credential.
@@ -322,7 +322,7 @@ pub enum PulledBy {
     /// The container runtime.
     #[default]
     Runtime,
-    /// Somebody of whom only a newer version knows.
+    /// A program that only a newer version knows.
     #[serde(other)]
     Other,
 }
@@ -348,7 +348,7 @@ pub enum KubeletRecord {
 }
 
 impl ImageResult {
-    /// An image that ended like this, of which nothing else is known.
+    /// An image that ended like this, with nothing else known about it.
     pub fn new(outcome: ImageOutcome) -> Self {
         Self {
             outcome,

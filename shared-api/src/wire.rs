@@ -62,11 +62,11 @@ pub enum EdgeMessage {
         /// SHA-256 of [`TrustedCas::bundle`], in hex.
         bundle: String,
     },
-    /// The node has changed since `Hello` or the last of these. Only for a cloud whose [`Welcome::state_interval`] asks for
-    /// it; may be lost.
+    /// The node has changed since `Hello` or the last of these. Only for a cloud that asks for it by
+    /// [`Welcome::state_interval`]; may be lost.
     State(NodeState),
-    /// What the node has to do with the blobs of a task that its site shares. Only for a cloud whose [`Welcome::tickets`] says
-    /// that it knows them, and for tasks whose [`DownloadTerms::share`] asks for it; may be lost.
+    /// The node's part in the blobs of a task that its site shares. Only for a cloud that has announced
+    /// [`Welcome::tickets`], and for tasks with [`DownloadTerms::share`]; may be lost.
     Blobs(Blobs),
     /// A message that only a newer edge sends: the cloud skips it.
     #[serde(other)]
@@ -94,7 +94,7 @@ pub enum CloudMessage {
         /// Why the task is stopped, for the log and the result.
         reason: String,
     },
-    /// These jobs want no image pinned any more: they were deleted or changed. Only for an edge whose `Hello` has `pins`.
+    /// These jobs want no image pinned any more: they were deleted or changed. Only for an edge with `pins` in its `Hello`.
     Unpin {
         /// UIDs of the jobs, at most [`MAX_PINNING_JOBS`]. Shared, since every edge of a fleet gets the same list.
         #[serde(with = "shared_list")]
@@ -102,9 +102,9 @@ pub enum CloudMessage {
     },
     /// Where to get blobs from. Only for an edge that has asked by [`EdgeMessage::Blobs`].
     Sources(Sources),
-    /// The CAs to trust from now on. Only for an edge whose `Hello` says which ones it trusts.
+    /// The CAs to trust from now on. Only for an edge with `trusts` in its `Hello`.
     Trust(TrustedCas),
-    /// Tells the edge to close the session and to reconnect later. Takes precedence over the edge's own backoff.
+    /// Asks the edge to close the session and to reconnect later. Takes precedence over the edge's own backoff.
     Goaway {
         /// Earliest time of the next connection, from now.
         #[serde(with = "millis")]
@@ -140,13 +140,13 @@ pub struct Hello {
     #[serde(default)]
     pub open: Vec<OpenTask>,
     /// SHA-256 of the CAs that the edge trusts, as [`TrustedCas::bundle`] holds them, in hex. Absent for agents that
-    /// cannot be told of another CA.
+    /// can't change their CAs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trusts: Option<String>,
     /// Name of the node's time zone in the IANA database. Absent where the edge does not know it, which means UTC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_zone: Option<String>,
-    /// The node's own windows, outside of which it downloads for no task. Empty: always. At most
+    /// The node's own windows. It downloads for no task outside of them. Empty: always. At most
     /// [`crate::download::MAX_WINDOWS`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub windows: Vec<Window>,
@@ -165,8 +165,8 @@ pub struct Hello {
 pub struct TrustedCas {
     /// Certificates as PEM, at most [`crate::enroll::MAX_TRUSTED_CAS`]. The first CA signs.
     pub bundle: String,
-    /// An edge whose certificate is of another CA than the first one renews it at a time of its own choice, but
-    /// within this time: a whole fleet must not do so at once.
+    /// An edge with a certificate of another CA than the first renews it within this time, at a random moment: a whole
+    /// fleet must not renew at once.
     #[serde(with = "millis")]
     pub renew_within: Duration,
 }
@@ -250,8 +250,8 @@ pub struct Welcome {
 pub struct Assign {
     /// The task, which the edge stores in its ledger.
     pub task: Task,
-    /// Time until the deadline, of which only that counts in which the windows are open. A duration and not a time of
-    /// day, since the edge's clock may be wrong.
+    /// Time until the deadline. Only time with open windows counts. A duration and not a time of day, since the edge's
+    /// clock may be wrong.
     #[serde(with = "millis")]
     pub remaining: Duration,
     /// Keys, to which [`crate::task::ImageTask::key`] is an index. The edge keeps them in memory only.
@@ -320,7 +320,7 @@ pub enum DecodeError {
     Malformed(String),
 }
 
-/// Decodes one frame. Never panics, whatever the text.
+/// Decodes one frame. Never panics on any text.
 ///
 /// The error gives line and column and never quotes the frame, which might contain a credential.
 pub fn decode<T: DeserializeOwned>(frame: &str) -> Result<T, DecodeError> {

@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-/// The error and its causes, in one line. A cause whose text an earlier one has already is left out.
+/// The error and its causes, in one line. Leaves out a cause that an earlier text already contains.
 pub fn with_causes(error: &(dyn Error + 'static)) -> String {
     let causes = std::iter::successors(Some(error), |&error| error.source());
     causes.map(ToString::to_string).fold(String::new(), |text, cause| match text {
@@ -19,7 +19,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cause_that_is_already_said_is_left_out() {
+    fn repeated_causes_are_left_out() {
         // The outer error prints the inner one as its own text.
         let inner = io::Error::other("inner");
         assert_eq!(with_causes(&io::Error::other(inner)), "inner");

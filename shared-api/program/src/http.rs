@@ -51,8 +51,8 @@ pub fn answer_metrics(headers: &HeaderMap, openmetrics: String) -> Answer {
     }
 }
 
-/// Serves connections with `serve_one` until `shutdown`, at most `connections` at a time. Those that come beyond take
-/// the place of the oldest, of whoever has the most.
+/// Serves connections with `serve_one` until `shutdown`, at most `connections` at a time. A connection beyond
+/// that takes the place of the oldest one of the source with the most.
 pub async fn serve_connections<F>(
     listener: TcpListener,
     connections: usize,

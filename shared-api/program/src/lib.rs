@@ -1,6 +1,5 @@
-//! What the programs do alike as programs: their log, the signals that end them, how they print an error and a table, how
-//! a metric is declared and served, and how connections compete for places. What they say to each
-//! other is in `prepull-api` and `prepull-tunnel`.
+//! The shell that both programs share: the log, signals, printing of errors and tables, declaring and serving metrics, and
+//! places for connections. The messages between them are in `prepull-api` and `prepull-tunnel`.
 
 pub mod errors;
 pub mod http;

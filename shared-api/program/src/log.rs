@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_off_by_default_stays_off_unless_it_is_named() {
+    fn noisy_targets_are_off_unless_named() {
         for log in ["info", "debug", "trace", "quiet=trace"] {
             let logged = logged(log);
             assert!(logged.contains("a warning") && !logged.contains("a body"), "{log}: {logged}");

@@ -1,4 +1,4 @@
-//! How a set of metrics is declared, each metric once.
+//! A macro that declares a set of metrics, each metric once.
 
 use std::fmt::Write as _;
 
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_counter_has_one_name_for_those_who_do_not_speak_openmetrics() {
+    fn counters_have_one_name_in_prometheus_text() {
         let openmetrics = "\
 # HELP p_jobs Jobs # by phase.
 # TYPE p_jobs gauge

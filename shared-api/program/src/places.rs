@@ -1,9 +1,9 @@
-//! Places for connections that have not shown yet what they are worth.
+//! Places for connections that haven't authenticated yet.
 //!
-//! Whoever reaches a port can open as many connections as they like, and say nothing. Refusing the newest would lock
-//! everybody out, and a fixed number for each address would lock out a fleet behind one NAT. So while there are free
-//! places everybody gets one; and when there are none, the source that has the most loses one of its own. An honest
-//! client speaks within milliseconds, long before its connection is the oldest of thousands.
+//! Any host that reaches a port can open connections without limit and send nothing. Refusing the newest would lock all
+//! clients out, and a fixed number for each address would lock out a fleet behind one NAT. So every connection gets a
+//! place while there are free ones. When there are none, the source with the most loses its oldest. An honest client
+//! speaks within milliseconds, long before its connection is the oldest of thousands.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -80,7 +80,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Waits until the place has been given to somebody else.
+    /// Waits until another connection gets the place.
     pub async fn lost(&mut self) {
         // Nothing is ever sent: the other half is dropped.
         let _ = (&mut self.lost).await;
@@ -100,7 +100,7 @@ struct Book {
     capacity: usize,
     loses: Loses,
     taken: usize,
-    /// The number of the next place, which tells older ones from newer ones.
+    /// The number of the next place: older places have lower numbers.
     next: u64,
     sources: HashMap<Source, BTreeMap<u64, oneshot::Sender<()>>>,
     /// Each source by its number of places, and by the age of the oldest of them. The last one loses.
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_one_host_has_to_itself_are_one_source() {
+    fn one_hosts_addresses_are_one_source() {
         let of = |text: &str| Source::from(text.parse::<IpAddr>().unwrap());
         assert_eq!(of("2001:db8::1"), of("2001:db8::2"));
         assert_ne!(of("2001:db8:0:1::1"), of("2001:db8::1"));
@@ -214,13 +214,13 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_us_is_not_sent_away_for_having_waited() {
+    fn waiting_for_us_costs_no_place() {
         let places = Places::new(3, Loses::Newest);
         let mut first: Vec<_> = (0..3).map(|_| places.take(source(1))).collect();
         // More of the same source: it is the newest itself.
         assert!(is_lost(&mut places.take(source(1))));
         assert!(!first.iter_mut().any(is_lost));
-        // Somebody else gets a place of the source that has them all.
+        // Another source gets a place of the source that has them all.
         let mut other = places.take(source(2));
         assert!(!is_lost(&mut other) && is_lost(&mut first[2]) && !is_lost(&mut first[1]));
         // A place that was lost does not free another one when it is dropped.

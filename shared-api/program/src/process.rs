@@ -1,4 +1,4 @@
-//! What a process sets for itself before it holds any secret.
+//! Limits that a process sets for itself before it holds any secret.
 
 use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit};
 

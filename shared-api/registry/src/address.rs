@@ -1,8 +1,8 @@
 //! The addresses to which no registry may lead us.
 //!
-//! Where a registry sends a client, by a redirect or by the realm of its tokens, is said by whoever runs it. So it must not
-//! reach what only the node itself can reach: its own services, and the metadata service of its cloud, which hands out
-//! credentials.
+//! The operator of a registry chooses where it sends a client, by a redirect or by the realm of its tokens. That must not be
+//! an address that only the node itself can reach: its own services, and the metadata service of its cloud, which hands
+//! out credentials.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_registry_leads_neither_to_the_node_nor_to_metadata_in_whatever_spelling() {
+    fn forbidden_addresses_are_refused_in_every_spelling() {
         let led = Reach::Led { loopback: false };
         for (address, class) in [
             ("127.0.0.1", Some("loopback")),

@@ -1,4 +1,4 @@
-//! What a registry is shown: a password, or a token that its token server gives for one.
+//! Authorization for a registry: a password, or a token that its token server gives for one.
 
 mod challenge;
 mod token;

@@ -70,7 +70,7 @@ impl BlobStream {
         self.has_stalled
     }
 
-    /// Where the bytes begin: a registry without ranges begins at 0, whatever was asked.
+    /// Where the bytes begin: a registry without ranges begins at 0, regardless of the request.
     pub fn offset(&self) -> u64 {
         self.offset
     }

@@ -66,9 +66,10 @@ pub(crate) async fn read(response: Response<Incoming>, limit: usize) -> Result<V
 /// Refuses what is compressed although we have asked for what is not.
 pub(crate) fn refuse_encoded(response: &Response<Incoming>) -> Result<(), RegistryError> {
     match response.headers().get(CONTENT_ENCODING) {
-        Some(encoding) if !encoding.as_bytes().eq_ignore_ascii_case(b"identity") => {
-            Err(RegistryError::new(Kind::Protocol, "its answer is compressed, which nobody has asked for"))
-        }
+        Some(encoding) if !encoding.as_bytes().eq_ignore_ascii_case(b"identity") => Err(RegistryError::new(
+            Kind::Protocol,
+            "its answer is compressed, although the request didn't accept that",
+        )),
         _ => Ok(()),
     }
 }

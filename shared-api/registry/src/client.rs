@@ -13,7 +13,7 @@ use crate::proxy::Proxies;
 use crate::repository::{Repository, Shared};
 use crate::transport::Transport;
 
-/// What the client is told about its surroundings.
+/// The settings of the client's surroundings.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     /// Where the endpoints of registries are written.

@@ -49,7 +49,7 @@ pub(crate) enum ConnectError {
     NoHost,
 }
 
-/// What a response says of its connection.
+/// The connection of a response.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer {
     /// The other end; `None` behind a proxy.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use prepull_api::wire::truncate_reason;
 
-/// What a failure means for whoever asked.
+/// The meaning of a failure for the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The registry refuses this credential, or asks for one.
@@ -33,7 +33,7 @@ pub enum Kind {
     /// The registry does not keep to the protocol: a wrong length or range, an answer that is too large, a redirect to where
     /// none may lead.
     Protocol,
-    /// The content is not what its digest says.
+    /// The content doesn't match its digest.
     DigestMismatch,
     /// Not done here, although the runtime may be able to: something of hosts.toml, of a proxy, of a certificate.
     Unsupported,
@@ -76,8 +76,8 @@ impl RegistryError {
         Self { kind, message: truncate_reason(&words.join(" ")) }
     }
 
-    /// How much the error tells, when several endpoints have failed: an answer tells more than silence, and any other
-    /// answer more than that there is nothing.
+    /// The rank of the error when several endpoints have failed: an answer is more useful than silence, and any other
+    /// answer more than "not found".
     pub(crate) fn weight(&self) -> u8 {
         match self.kind {
             Kind::NoConnection | Kind::Unreachable | Kind::TooSlow => 0,
@@ -88,7 +88,7 @@ impl RegistryError {
     }
 }
 
-/// An error and all that caused it, joined by colons. Repetitions are left out: libraries differ in who says what.
+/// An error and its causes, joined by colons. Leaves out repetitions: some libraries repeat the cause in the error.
 pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

@@ -1,4 +1,4 @@
-//! Where the content of a registry is asked for: its endpoints, in the order in which containerd would ask them.
+//! The endpoints of a registry, in the order in which containerd would ask them.
 //!
 //! containerd reads them from `hosts.toml` in a directory for each registry, below its `config_path`; we read the same
 //! files. What we cannot honour is an error of the kind [`Kind::Unsupported`], so that the runtime pulls by itself.
@@ -42,7 +42,7 @@ pub(crate) struct Endpoint {
     pub(crate) scheme: String,
     /// Host, with the port if there is one.
     pub(crate) authority: String,
-    /// What comes before the repository: `/v2`, unless hosts.toml says otherwise.
+    /// The path before the repository: `/v2`, unless hosts.toml sets another.
     pub(crate) path: String,
     pub(crate) capabilities: Capabilities,
     pub(crate) tls: Tls,

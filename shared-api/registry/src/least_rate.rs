@@ -19,7 +19,7 @@ pub(crate) struct LeastRate {
 }
 
 impl LeastRate {
-    /// Counts bytes that came after a wait. The text says what is wrong, if they are too few.
+    /// Counts bytes that came after a wait. Returns the reason if they are too few.
     pub(crate) fn count(&mut self, waited: Duration, bytes: usize) -> Option<String> {
         self.waited += waited;
         self.bytes += bytes as u64;

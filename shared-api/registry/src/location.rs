@@ -1,4 +1,4 @@
-//! Where a redirect leads: a `Location` is relative to the URL that was asked.
+//! The target of a redirect: a `Location` is relative to the URL of the request.
 
 use std::net::Ipv6Addr;
 

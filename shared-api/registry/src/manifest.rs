@@ -59,7 +59,7 @@ impl Descriptor {
         matches!(self.media_type.as_str(), OCI_MANIFEST | DOCKER_MANIFEST)
     }
 
-    /// Whether it refers to a layer that is compressed with gzip, whose last bytes tell its size.
+    /// Whether it refers to a layer that is compressed with gzip. The last bytes of such a layer hold its unpacked size.
     pub fn is_gzip(&self) -> bool {
         self.media_type.contains("gzip")
     }
@@ -80,7 +80,7 @@ impl Descriptor {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Manifest {
-    /// Format of the manifest, if it says.
+    /// Format of the manifest, if given.
     #[serde(default)]
     pub media_type: String,
     /// What the artifact is, if it is no image.
@@ -103,7 +103,7 @@ pub struct Manifest {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Index {
-    /// Format of the index, if it says.
+    /// Format of the index, if given.
     #[serde(default)]
     pub media_type: String,
     /// The manifests.
@@ -141,7 +141,7 @@ impl Index {
         let ranked = self.manifests.iter().filter(fits).filter_map(|entry| {
             let rank = match &entry.platform {
                 Some(offered) => platform.rank(offered)?,
-                // Its configuration says what it is for; whoever says so here comes first.
+                // Only its configuration names the platform. Entries that name it here come first.
                 None => usize::MAX,
             };
             Some((rank, entry))

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn the_user_of_a_proxy_is_a_header_and_is_not_printed() {
+    fn a_proxys_user_is_never_printed() {
         let proxies = proxies(&[("HTTPS_PROXY", "http://me:p%40ss@proxy.example:3128")]);
         let uri = "https://r.example/".parse().unwrap();
         let proxy = proxies.of(&uri).unwrap();

@@ -252,7 +252,7 @@ impl Repository {
         }
     }
 
-    /// Asks the endpoints that may be asked one after another. Of several failures it reports the one that tells most.
+    /// Asks the permitted endpoints one after another. If all fail, returns the most useful error.
     async fn first_of<'a, T>(
         &'a self,
         may: fn(Capabilities) -> bool,
@@ -291,7 +291,7 @@ fn accept_manifests() -> HeaderMap {
         .unwrap_or_default()
 }
 
-/// The media type, if the answer has one that says anything.
+/// The media type, if the answer has a meaningful one.
 fn media_type(answer: &Answer) -> Option<String> {
     let text = answer.response.headers().get(http::header::CONTENT_TYPE)?.to_str().ok()?;
     let text = text.split(';').next().unwrap_or_default().trim();

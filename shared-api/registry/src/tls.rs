@@ -1,4 +1,4 @@
-//! How a registry is trusted: the CAs of the system and of hosts.toml, client certificates, or no verification at all.
+//! Trust in a registry: the CAs of the system and of hosts.toml, client certificates, or no verification at all.
 
 use std::io::Read as _;
 use std::path::Path;

@@ -70,7 +70,7 @@ pub(crate) struct Answer {
     pub(crate) on_loopback: bool,
 }
 
-/// A request to an endpoint, whose redirects are followed.
+/// A request to an endpoint; redirects are followed.
 pub(crate) struct Ask<'a> {
     pub(crate) endpoint: &'a Endpoint,
     pub(crate) method: Method,
@@ -140,7 +140,7 @@ impl Transport {
         Err(RegistryError::new(Kind::Protocol, message).into())
     }
 
-    /// Sends one request, and returns its response, whatever it is.
+    /// Sends one request, and returns its response with any status.
     pub(crate) async fn send(
         &self,
         tls: &Tls,
@@ -161,7 +161,7 @@ impl Transport {
     ) -> Result<Response<Incoming>, Failed> {
         let headers = request.headers_mut();
         headers.entry(USER_AGENT).or_insert(self.user_agent.clone());
-        // What is compressed on the way has another length than it says, and may be a bomb.
+        // A compressed body differs from its announced length, and may be a bomb.
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         if request.uri().scheme_str() == Some("http")
             && let Some(authorization) =

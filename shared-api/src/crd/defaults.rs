@@ -22,8 +22,8 @@ pub(super) fn remove_all_defaults(schema: &mut JSONSchemaProps) {
     children(schema).for_each(remove_all_defaults);
 }
 
-/// Replaces the formats of unsigned integers, which OpenAPI does not have and of which newer API servers warn, by
-/// `int64` with the same bounds.
+/// Replaces the formats of unsigned integers by `int64` with the same bounds: OpenAPI doesn't have them, and newer API
+/// servers warn about them.
 pub(super) fn replace_unsigned_formats(schema: &mut JSONSchemaProps) {
     let maximum = match schema.format.as_deref() {
         Some("uint8") => Some(u8::MAX.into()),

@@ -1,4 +1,4 @@
-//! How the images of a job are downloaded: the part of its spec that edges get with each task.
+//! The download terms of a job: the part of its spec that edges get with each task.
 
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
@@ -12,9 +12,9 @@ pub struct DownloadSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^[0-9]+(k|Ki|M|Mi|G|Gi|T|Ti)?$"))]
     pub max_rate: Option<String>,
-    /// Whether the nodes of a site, which is the value of their label topology.kubernetes.io/zone unless cloudcore-prepull is
-    /// told another one, download each layer once and share it. Needs agents that listen for their neighbours
-    /// (--peer-listen). Default: what cloudcore-prepull is told (--share-within-site).
+    /// Whether the nodes of a site download each layer once and share it. The site is the value of their label
+    /// topology.kubernetes.io/zone, or of the label in cloudcore-prepull's --site-label. Needs agents that listen for their
+    /// neighbours (--peer-listen). Default: cloudcore-prepull's --share-within-site.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share_within_site: Option<bool>,
     /// Bytes a second that all nodes of a site together download over its uplink for this job, such as 4Mi; with
@@ -52,8 +52,8 @@ pub struct VerifySpec {
     /// Where the public keys are. A signature by any of them is enough.
     #[schemars(length(min = 1, max = 8))]
     pub keys: Vec<VerifyKey>,
-    /// Enforce: an image without a valid signature is not pulled, and fails. Warn: it is pulled, and the status says what is
-    /// wrong with it. Default: Enforce.
+    /// Enforce: an image without a valid signature is not pulled, and fails. Warn: it is pulled, and the status has the
+    /// reason. Default: Enforce.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^(Enforce|Warn)$"))]
     pub mode: Option<String>,

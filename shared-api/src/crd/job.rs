@@ -22,7 +22,7 @@ use super::status::ImagePrePullJobStatus;
     singular = "imageprepulljob",
     shortname = "ippj",
     status = "ImagePrePullJobStatus",
-    doc = "Pulls images onto edge nodes ahead of the applications that need them, and says how each image fared on each node.",
+    doc = "Pulls images onto edge nodes ahead of the applications that need them, and reports how each image fared on each node.",
     derive = "Default",
     derive = "PartialEq",
     printcolumn = r#"{"name":"Phase","type":"string","jsonPath":".status.phase"}"#,
@@ -329,7 +329,7 @@ fn keep_state_of_kubeedge(status: &mut JSONSchemaProps) {
     status.properties.get_or_insert_default().insert("state".to_owned(), state);
 }
 
-/// The definition of ImagePrePullJob. `v1alpha1` has the schema of `v1alpha2`, which is stored: no conversion is needed.
+/// The definition of ImagePrePullJob. `v1alpha2` is stored, and `v1alpha1` has the same schema, so no conversion is needed.
 pub fn crd() -> CustomResourceDefinition {
     let mut crd = ImagePrePullJob::crd();
     for version in &mut crd.spec.versions {

@@ -1,5 +1,5 @@
-//! What a definition that a cluster serves lacks of ours. The API server drops a field that it doesn't know without a word:
-//! under the definition of an earlier release, a job with `verify` would pull unsigned images.
+//! Fields that our definition has and the cluster's lacks. The API server silently drops a field that it doesn't know: under
+//! the definition of an earlier release, a job with `verify` would pull unsigned images.
 
 use std::collections::BTreeMap;
 

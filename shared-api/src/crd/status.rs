@@ -52,7 +52,7 @@ pub struct ImagePrePullJobStatus {
     /// ended gets other images, nodes or overriders. Absent in the first run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_attempt: Option<u32>,
-    /// Hash of the part of the spec that must not change after the start, names of nodes included. It tells whether that
+    /// Hash of the part of the spec that must not change after the start, names of nodes included: shows whether that
     /// part has changed.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub spec_hash: String,

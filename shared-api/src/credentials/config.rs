@@ -84,7 +84,7 @@ pub enum SecretError {
 /// Why one entry cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EntryProblem {
-    /// The entry is not an object whose fields are strings.
+    /// The entry is not an object of strings.
     #[error("must be a JSON object whose fields are strings")]
     Shape,
     /// `auth` cannot be decoded.
@@ -176,7 +176,7 @@ impl RegistryConfig {
         Self::lookup_among(&self.entries.iter().collect::<Vec<_>>(), reference)
     }
 
-    /// The same without the entries whose host is a wildcard.
+    /// The same without the entries for wildcard hosts.
     pub fn lookup_exact(&self, reference: &NormalizedReference) -> Lookup {
         let exact = self.entries.iter().filter(|entry| !entry.pattern.has_wildcard());
         Self::lookup_among(&exact.collect::<Vec<_>>(), reference)
@@ -221,7 +221,7 @@ fn json_object(key: &'static str, bytes: &[u8]) -> Result<Map<String, Value>, Se
     }
 }
 
-/// Removes a field whose name may be in any case, as in Go's JSON, with which the kubelet and Docker read it.
+/// Removes a field by its name in any case: the kubelet and Docker read it with Go's JSON, which ignores case.
 fn remove_field(object: &mut Map<String, Value>, field: &str) -> Option<Value> {
     let key = object.keys().find(|key| key.eq_ignore_ascii_case(field))?.clone();
     object.remove(&key)

@@ -59,7 +59,7 @@ pub enum ConsentError {
     Host(String),
 }
 
-/// Why a Secret is not for somebody. For its owner, and not for whoever wants to use it.
+/// Why a user may not use a Secret. A text for its owner; the user must not see it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// There is no annotation [`ALLOW`], or an empty one.
@@ -92,14 +92,13 @@ impl Consent {
         }
     }
 
-    /// Whether entries whose host is a wildcard may be used for this image.
+    /// Whether entries for wildcard hosts may be used for this image.
     pub fn check_wildcards(&self, reference: &NormalizedReference) -> Result<bool, ConsentError> {
         let hosts = self.hosts.as_ref().map_err(Clone::clone)?;
         Ok(hosts.iter().any(|pattern| pattern.matches(reference)))
     }
 
-    /// The value of [`ALLOW`] that lets this one use the Secret, beside those who may already. `None` where the annotation
-    /// has to be corrected first.
+    /// The value of [`ALLOW`] that also lets this user use the Secret. `None` where the annotation must be corrected first.
     pub fn extended_by(&self, user: SecretUser<'_>) -> Option<String> {
         let users = self.users.as_ref().ok()?;
         Some(if users.is_empty() { user.to_string() } else { format!("{},{user}", self.text) })
@@ -159,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn an_annotation_allows_whom_it_names_and_nobody_else() {
+    fn an_annotation_allows_only_named_users() {
         let (job, node) = (SecretUser::Job("shop.release-2"), SecretUser::NodeImage("edge-1"));
         for (allow, is_job, is_node) in [
             (None, false, false),
@@ -191,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn an_annotation_that_cannot_be_read_allows_nobody_and_says_why() {
+    fn an_unreadable_annotation_allows_no_user() {
         for (allow, entry) in [
             ("*,Shop", "Shop"),
             ("a;b,*", "a;b"),
@@ -230,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_who_is_allowed_and_what_to_write() {
+    fn a_refusal_names_the_annotation_to_write() {
         let job = SecretUser::Job("new");
         let (nobody, others) = (consent(None, None), consent(Some("a, b-*"), None));
         assert_eq!(nobody.check(job).unwrap_err().to_string(), "nobody is allowed to use it");

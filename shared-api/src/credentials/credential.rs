@@ -5,8 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
-/// A text that `Debug` never prints, and whose own memory is wiped when it is dropped. That does not reach the copies that
-/// others make of it: the JSON of a message, the strings of a gRPC call, TLS. It is serialised only in a message to the
+/// A text that `Debug` never prints, and that wipes its own memory when dropped. That doesn't reach copies by other code: the JSON of a message, the strings of a gRPC call, TLS. It is serialised only in a message to the
 /// node that needs it.
 #[derive(Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize, Zeroize, ZeroizeOnDrop)]
 #[serde(transparent)]

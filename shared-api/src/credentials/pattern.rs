@@ -101,7 +101,7 @@ impl RegistryPattern {
             && labels.next().is_none()
     }
 
-    /// Selects the entries whose pattern matches an image, the most specific first; of equally specific ones, the
+    /// Selects the entries that match an image, the most specific first; of equally specific ones, the
     /// earlier first. Docker Hub's legacy key, `https://index.docker.io/v1/`, stands for docker.io where no other
     /// pattern matches, as in the kubelet.
     ///

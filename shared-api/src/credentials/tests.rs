@@ -23,7 +23,7 @@ fn keys(config: &RegistryConfig, text: &str) -> Vec<String> {
     config.credentials_for(&image(text)).into_iter().map(|credential| credential.server).collect()
 }
 
-/// A config whose entries have these keys, and some credential.
+/// A config with an entry for each of these keys, and some credential.
 fn with_keys(keys: &[&str]) -> RegistryConfig {
     let auths: serde_json::Map<_, _> =
         keys.iter().map(|key| ((*key).to_owned(), json!({"username": "u", "password": "p"}))).collect();
@@ -85,7 +85,7 @@ fn a_pattern_matches_as_in_the_kubelet() {
 }
 
 #[test]
-fn the_longest_path_is_most_specific_then_the_host_with_most_literal_characters() {
+fn entries_are_ordered_by_specificity() {
     let order = ["r.io/team/app", "r.io/team", "*.io/team", "r.io", "r*.io", "*.io", "*.*"];
     let mut patterns: Vec<_> = order.iter().rev().map(|text| RegistryPattern::parse(text).unwrap()).collect();
     patterns.sort_by_key(|pattern| std::cmp::Reverse(pattern.specificity()));
@@ -104,7 +104,7 @@ fn all_matching_entries_are_tried_most_specific_first() {
 }
 
 #[test]
-fn docker_hubs_legacy_key_serves_only_if_no_entry_matches_docker_io() {
+fn docker_hubs_legacy_key_is_the_fallback() {
     for key in
         ["https://index.docker.io/v1/", "index.docker.io/v1/", "index.docker.io", "https://index.docker.io"]
     {

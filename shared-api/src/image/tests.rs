@@ -12,7 +12,7 @@ fn parts(text: &str) -> (Option<String>, String, Option<String>, Option<String>)
 }
 
 #[test]
-fn a_host_has_a_dot_a_port_or_an_upper_case_letter_or_is_localhost() {
+fn a_host_differs_from_a_repository() {
     let cases: [(&str, Option<&str>, &str); 14] = [
         ("nginx", None, "nginx"),
         ("library/nginx", None, "library/nginx"),
@@ -36,7 +36,7 @@ fn a_host_has_a_dot_a_port_or_an_upper_case_letter_or_is_localhost() {
 }
 
 #[test]
-fn tags_and_digests_are_told_apart_from_ports() {
+fn tags_and_digests_differ_from_ports() {
     let tagged =
         |tag: Option<&str>, digest: Option<&str>| (tag.map(str::to_owned), digest.map(str::to_owned));
     for (text, expected) in [
@@ -221,7 +221,7 @@ proptest! {
     }
 
     #[test]
-    fn a_familiar_name_is_parsed_as_the_name_that_it_abbreviates(text in reference_text()) {
+    fn familiar_names_parse_to_their_full_names(text in reference_text()) {
         let normalized = Reference::parse(&text).unwrap().normalized();
         let (name, tag) = normalized.familiar_name_and_tag();
         prop_assert_eq!(Reference::parse(&name).unwrap().normalized().name(), normalized.name());

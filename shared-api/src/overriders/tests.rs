@@ -114,7 +114,7 @@ fn an_error_quotes_a_result_that_is_not_a_reference() {
 }
 
 #[test]
-fn a_rule_that_cannot_be_parsed_is_refused_with_the_remedy() {
+fn an_unparsable_rule_names_the_remedy() {
     let rule = |c, o, v| ImageRule::parse(c, o, v).unwrap_err().to_string();
     assert_eq!(
         rule("registry", "add", Some("x")),
@@ -197,7 +197,7 @@ fn secret_rules_replace_remove_and_append() {
 }
 
 #[test]
-fn adding_half_a_name_to_an_image_without_secrets_is_an_error() {
+fn half_a_secret_name_is_refused() {
     assert_eq!(
         secrets(&[], &[("SecretName", "add", "x")]).unwrap_err(),
         "SecretName add \"x\" gives no namespace, and the image has no secret to take it from: write {namespace}/{name}"

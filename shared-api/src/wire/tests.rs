@@ -39,7 +39,7 @@ fn assert_frame<T: Serialize + DeserializeOwned + PartialEq + Debug>(message: &T
 }
 
 #[test]
-fn a_result_fits_into_a_message_whatever_the_reasons() {
+fn a_result_always_fits_into_a_message() {
     for reason in ["\u{1}", "\"", "\n", "é", "\u{85}", "a"] {
         let reason = truncate_reason(&reason.repeat(MAX_REASON + 1));
         assert!(reason.len() <= MAX_REASON && reason.ends_with('…'), "{reason:?}");
@@ -226,7 +226,7 @@ fn results_keep_their_bytes() {
 }
 
 #[test]
-fn the_times_of_an_image_are_told_in_milliseconds_and_may_be_missing() {
+fn image_times_are_optional_milliseconds() {
     let (took, ended) = (Some(Duration::from_millis(1500)), Some(Duration::from_secs(2)));
     let image = ImageResult { took, ended, ..ImageResult::new(ImageOutcome::Pulled) };
     let text = r#"{"outcome":"pulled","attempts":0,"took":1500,"ended":2000}"#;
@@ -254,7 +254,7 @@ fn the_kubelets_record_may_be_missing_or_new() {
 }
 
 #[test]
-fn an_edge_may_name_somebody_new_who_has_pulled() {
+fn an_unknown_puller_is_read() {
     let image = r#"{"outcome":"pulled","attempts":1,"pulledBy":"Neighbour"}"#;
     assert_eq!(serde_json::from_str::<ImageResult>(image).unwrap().pulled_by, Some(PulledBy::Other));
 }
@@ -365,7 +365,7 @@ fn an_assignment_keeps_its_bytes() {
 }
 
 #[test]
-fn download_terms_keep_their_bytes_and_an_assignment_without_them_has_the_default() {
+fn download_terms_are_optional_and_stable() {
     let task = Task { id: task_id(), title: String::new(), checks: Vec::new(), images: Vec::new() };
     let assign = |download| {
         CloudMessage::Assign(Assign {
@@ -477,7 +477,7 @@ fn unknown_fields_and_types_are_ignored() {
 }
 
 #[test]
-fn a_frame_beyond_the_limit_is_neither_sent_nor_read() {
+fn oversized_frames_are_neither_sent_nor_read() {
     let text = |length: usize| Sensitive::new("x".repeat(length));
     assert!(encode(&text(MAX_MESSAGE - 2)).is_ok());
     assert!(matches!(encode(&text(MAX_MESSAGE - 1)), Err(DecodeError::TooLarge(_))));

@@ -18,7 +18,7 @@ use crate::{CloseCode, CountingStream, truncate_close_reason};
 
 /// The bytes per second of the slowest link that is served. A write may take the grace plus its size at this rate.
 const SLOWEST_LINK: u64 = 8 * 1024;
-/// How long a close may take. Meanwhile incoming data is read and discarded: otherwise the kernel would answer it with
+/// How long a close may take. Until then incoming data is read and discarded: otherwise the kernel would answer it with
 /// a reset, and the peer would lose the close frame with the reason.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
 
@@ -79,7 +79,7 @@ pub enum ChannelEnd {
 }
 
 impl ChannelEnd {
-    /// The close code for the peer; `None` if it can no longer be told.
+    /// The close code for the peer; `None` if it can no longer be sent.
     pub fn close_code(&self) -> Option<CloseCode> {
         match self {
             Self::ByPeer { .. } | Self::Cut | Self::Io(_) => None,
@@ -131,7 +131,7 @@ enum Io {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
-    /// Wraps a websocket whose handshake is done.
+    /// Wraps a websocket after its handshake.
     pub fn new(socket: WebSocketStream<CountingStream<S>>, terms: Terms) -> Self {
         let now = Instant::now();
         Self {
@@ -156,7 +156,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
         self.socket.get_ref().get_ref()
     }
 
-    /// Whether [`Self::start_send`] may be called now. If not, [`ChannelEvent::Writable`] tells when.
+    /// Whether [`Self::start_send`] may be called now. If not, wait for [`ChannelEvent::Writable`].
     pub fn is_writable(&self) -> bool {
         self.pending_write.is_none()
     }
@@ -218,7 +218,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
             return Err(ChannelEnd::Stalled(write.timeout));
         }
         let silence = 2 * self.terms.heartbeat;
-        // Computed anew, because `last_received` moves with every byte.
+        // Computed again, because `last_received` moves with every byte.
         if read && self.last_received + silence <= now {
             return Err(ChannelEnd::Silent(silence));
         }
@@ -250,7 +250,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
         Poll::Pending
     }
 
-    /// Closes the session with a reason, within two seconds whatever the peer does.
+    /// Closes the session with a reason, within two seconds even if the peer doesn't answer.
     pub async fn close(self, code: CloseCode, reason: &str) {
         self.close_after(None, code, reason).await;
     }

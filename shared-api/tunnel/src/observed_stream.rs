@@ -1,4 +1,4 @@
-//! A stream that somebody watches: who is told how many bytes were read from it.
+//! A stream that reports the bytes read from it to an observer.
 
 use std::io;
 use std::pin::Pin;
@@ -6,16 +6,16 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// A stream that tells an observer of the bytes that are read from it.
+/// A stream that reports the bytes read from it to an observer.
 #[derive(Debug)]
 pub struct ObservedStream<S, O> {
     stream: S,
     observer: O,
 }
 
-/// What is told of the bytes that are read from a stream.
+/// Receives the number of bytes read from a stream.
 pub trait Observer: Unpin {
-    /// So many bytes were read, and never none.
+    /// This many bytes were read. Never 0.
     fn note_read(&mut self, bytes: usize);
 }
 

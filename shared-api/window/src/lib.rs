@@ -1,4 +1,4 @@
-//! When downloads may run: windows that recur weekly, in any time zone and over the changes of its offset. Pure: time is
+//! Windows in which downloads may run: they recur weekly, in any time zone and over the changes of its offset. Pure: time is
 //! an argument.
 //!
 //! ```text

@@ -1,4 +1,4 @@
-//! When the windows of all sides are open at the same time, and how much of that lies between two moments.
+//! The times at which the windows of all sides are open, and how much of that lies between two moments.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::schedule::Schedule;
 /// How far an opening is looked for. Windows recur weekly; those of two zones that never meet within five weeks may do
 /// so in another part of the year, for which no node is to wait.
 pub const HORIZON: Duration = Duration::from_secs(5 * 7 * 24 * 3600);
-/// Beyond so many weeks, open time is told from that before: no deadline needs the minute then.
+/// Beyond this many weeks we extrapolate open time from the weeks before: such a deadline needn't be exact to the minute.
 const EXACT_WEEKS: u32 = 53;
 const WEEK: Duration = Duration::from_secs(7 * 24 * 3600);
 
@@ -26,7 +26,7 @@ pub struct Openings {
 pub struct State {
     /// Whether they may.
     pub is_open: bool,
-    /// Until when that is so at least; what is there then is to be asked again. `None`: it is always so.
+    /// The state holds at least until then; ask again at that time. `None`: it never changes.
     pub until: Option<Timestamp>,
 }
 
@@ -36,7 +36,7 @@ impl Openings {
         Self::default()
     }
 
-    /// In these windows, of which each opens this much later on the node; at any time if there are none. `node_zone`:
+    /// In these windows, each opening this much later on the node; at any time if there are none. `node_zone`:
     /// the time zone of windows that are in the node's own; UTC if it is not known.
     pub fn new(windows: &[Window], delay: Duration, node_zone: Option<&str>) -> Self {
         if windows.is_empty() {
@@ -110,7 +110,7 @@ impl Openings {
     }
 
     /// The moment by which downloads could run for this long. Where no window opens before [`HORIZON`] that much later:
-    /// nobody is to wait for ever.
+    /// no task should wait for ever.
     pub fn after(&self, from: Timestamp, open: Duration) -> Timestamp {
         if self.is_always() {
             return after(from, open);
@@ -134,14 +134,14 @@ impl Openings {
         }
     }
 
-    /// What a person is told while nothing is downloaded: when that may begin. `None` while it may.
+    /// A sentence for a person about the next time that downloads may run. `None` while they may.
     pub fn explain(&self, at: Timestamp) -> Option<String> {
         if self.is_open(at) {
             return None;
         }
         if let Some(part) = self.schedules.iter().find_map(Schedule::unknown_part) {
             return Some(format!(
-                "waits for its window, whose {part} is not known to this version of edgecore-prepull"
+                "waits for its window; its {part} is not known to this version of edgecore-prepull"
             ));
         }
         let Some(opens) = self.next_open(at) else {

@@ -14,12 +14,12 @@ const LOOK_AHEAD: SignedDuration = SignedDuration::from_hours(8 * 24);
 /// The civil date of a moment differs by at most one day from that of another zone.
 const DAY: SignedDuration = SignedDuration::from_hours(24);
 
-/// Windows of which at least one is open, with the delay of their openings. Never without windows.
+/// A schedule is open while at least one of its windows is. Windows open with a delay. Never without windows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Schedule {
     windows: Vec<Recurring>,
     delay: SignedDuration,
-    /// A time zone that the database does not have, whose window never opens, or a day that only a newer version knows.
+    /// A time zone that the database doesn't have, or a day that only a newer version knows. Such a window never opens.
     unknown: Option<String>,
 }
 
@@ -117,7 +117,7 @@ impl Recurring {
         let first = first.checked_sub(1.day()).unwrap_or(first);
         std::iter::successors(Some(first), |date| date.tomorrow().ok())
             .map(|date| (date, self.opening(date)))
-            // A date whose opening cannot be told is at the beginning of time, or at its end.
+            // Only dates at the beginning or end of time have no opening.
             .skip_while(|(_, opening)| opening.is_none())
             .take_while(move |(_, opening)| opening.is_some_and(|opening| opening <= to))
             .filter(|(date, _)| self.is_on(*date))
@@ -134,14 +134,14 @@ impl Recurring {
 
     /// When it opens on this date.
     fn opening(&self, date: Date) -> Option<Timestamp> {
-        // Hour and minute are in their ranges, of which the types of jiff are signed.
+        // The casts can't fail: hour and minute are in their ranges, and jiff's types are signed.
         let [hour, minute] = [self.start.hour(), self.start.minute()].map(u8::cast_signed);
         let civil = date.at(hour, minute, 0, 0);
         match self.zone.to_ambiguous_timestamp(civil).offset() {
             AmbiguousOffset::Unambiguous { offset } | AmbiguousOffset::Fold { before: offset, .. } => {
                 offset.to_timestamp(civil).ok()
             }
-            // By the later offset the time lies before the change, of which the first valid moment is the end.
+            // By the later offset the time lies before the change. The first valid moment is the end of the gap.
             AmbiguousOffset::Gap { after, .. } => {
                 let before = after.to_timestamp(civil).ok()?;
                 Some(self.zone.following(before).next()?.timestamp())

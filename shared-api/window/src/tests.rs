@@ -44,7 +44,7 @@ fn pairs(expected: &[(&str, &str)]) -> Vec<(String, String)> {
 }
 
 #[test]
-fn a_start_that_is_skipped_runs_at_the_first_valid_moment() {
+fn a_skipped_start_runs_at_the_next_moment() {
     // Berlin goes from 02:00 to 03:00 on 29 March 2026, at 01:00 UTC.
     assert_eq!(
         spans(&openings(&["02:30+1h Europe/Berlin"]), "2026-03-28T00:00:00Z", 3),
@@ -81,7 +81,7 @@ fn a_start_that_is_skipped_runs_at_the_first_valid_moment() {
 }
 
 #[test]
-fn a_start_that_exists_twice_runs_once_and_a_duration_is_elapsed_time() {
+fn a_repeated_start_runs_once() {
     // Berlin goes from 03:00 back to 02:00 on 25 October 2026, at 01:00 UTC.
     assert_eq!(
         spans(&openings(&["02:30+4h Europe/Berlin"]), "2026-10-24T12:00:00Z", 2),
@@ -106,7 +106,7 @@ fn a_start_that_exists_twice_runs_once_and_a_duration_is_elapsed_time() {
 }
 
 #[test]
-fn windows_that_overlap_or_touch_are_one_and_are_delayed_once() {
+fn adjoining_windows_are_delayed_once() {
     let windows = ["01:00+2h UTC", "02:30+1h UTC", "03:30+30m UTC", "12:00+1h UTC"];
     let expected = |minutes: &str| {
         pairs(&[
@@ -124,7 +124,7 @@ fn windows_that_overlap_or_touch_are_one_and_are_delayed_once() {
 }
 
 #[test]
-fn a_window_is_in_the_zone_of_the_node_if_it_says_so_and_in_utc_where_that_is_not_known() {
+fn node_windows_use_its_zone_or_utc() {
     let window = [parse_window("01:00+1h Node").unwrap()];
     let opens = |zone| {
         let next = Openings::new(&window, Duration::ZERO, zone).next_open(at("2026-01-01T00:30:00Z"));
@@ -136,7 +136,7 @@ fn a_window_is_in_the_zone_of_the_node_if_it_says_so_and_in_utc_where_that_is_no
 }
 
 #[test]
-fn a_window_in_a_zone_that_is_not_known_never_opens_and_says_so() {
+fn a_window_in_an_unknown_zone_never_opens() {
     let mut window = parse_window("01:00+1h").unwrap();
     window.time_zone = "Mars/Olympus".to_owned().into();
     let openings = Openings::new(&[window], Duration::ZERO, None);
@@ -175,7 +175,7 @@ fn without_windows_it_is_always_open() {
 }
 
 #[test]
-fn time_far_ahead_is_told_without_walking_there() {
+fn time_far_ahead_needs_no_walk() {
     let nightly = openings(&["01:00+1h UTC"]);
     let now = at("2026-01-01T00:00:00Z");
     let century = nightly.after(now, HOUR * 365 * 100);
@@ -187,7 +187,7 @@ fn time_far_ahead_is_told_without_walking_there() {
 }
 
 #[test]
-fn at_the_beginning_of_time_windows_open_as_at_any_other() {
+fn windows_open_at_the_beginning_of_time() {
     let openings = openings(&["01:00+1h UTC"]);
     let in_days = |days: u64| openings.open_between(Timestamp::MIN, after_days(days));
     assert_eq!(in_days(10), in_days(3) + openings.open_between(after_days(3), after_days(10)));
@@ -199,7 +199,7 @@ fn after_days(days: u64) -> Timestamp {
 }
 
 #[test]
-fn a_person_is_told_when_it_opens_in_the_zone_of_the_window() {
+fn the_next_opening_is_explained_in_its_zone() {
     let nightly = delayed(&["Mon 01:00+4h Europe/Berlin", "20:00+10m UTC"], 7 * MINUTE);
     let explain = |now: &str| nightly.explain(at(now));
     assert_eq!(
@@ -318,7 +318,7 @@ fn any_window() -> impl Strategy<Value = Window> {
     )
 }
 
-/// Moments of which some are within a day of a change of an offset.
+/// Moments, some of them within a day of a change of an offset.
 fn any_moment() -> impl Strategy<Value = Timestamp> {
     let changes = [
         "2026-03-29T01:00:00Z",

@@ -89,7 +89,7 @@ fn parse_days(text: &str) -> Result<Vec<Weekday>, BadWindow> {
     Ok(days)
 }
 
-/// Parses hours, minutes and seconds: `4h`, `90m`, `1h30m`, `20s`. The error says how to write it.
+/// Parses hours, minutes and seconds: `4h`, `90m`, `1h30m`, `20s`. The error shows how to write it.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let wrong =
         || format!("{text:?} is not a duration: write hours, minutes and seconds, such as 4h, 90m or 1h30m");

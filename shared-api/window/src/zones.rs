@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use jiff::tz::TimeZone;
 
-/// Zones that were read before. Only names of the database get in, of which there are some 600.
+/// Zones that were read before. Bounded by the names in the database, about 600.
 static READ: Mutex<Option<HashMap<&'static str, TimeZone>>> = Mutex::new(None);
 
 /// Whether the database has a zone of this name. Case does not matter.

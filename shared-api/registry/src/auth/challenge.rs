@@ -1,4 +1,4 @@
-//! `WWW-Authenticate`: how a registry wants to be shown who asks.
+//! `WWW-Authenticate`: the scheme by which a registry wants clients to authenticate.
 
 use http::HeaderMap;
 use http::header::WWW_AUTHENTICATE;

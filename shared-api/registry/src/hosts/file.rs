@@ -77,7 +77,7 @@ fn parse(dir: &Path, table: &Table, file: &Path) -> Result<Vec<Host>, RegistryEr
     Ok(hosts)
 }
 
-/// Certificates in the way of Docker: `*.crt` are CAs, and each `*.cert` a client certificate whose key is `*.key`.
+/// Certificates in Docker's layout: `*.crt` are CAs, and each `*.cert` is a client certificate with its key in `*.key`.
 fn docker_files(dir: &Path) -> Result<Host, RegistryError> {
     let unreadable = |error| unsupported(format!("cannot read {}: {error}", dir.display()));
     let mut files = Vec::new();
@@ -181,7 +181,7 @@ fn parse_server(server: &str, table: &Table) -> Result<Option<(String, String, S
         Some(Value::Boolean(set)) => *set,
         Some(_) => return Err("override_path is neither true nor false".to_owned()),
     };
-    // Whoever has put a password into the URL does not find it in a message.
+    // A password in the URL must not get into a message.
     let shown = server.rsplit('@').next().unwrap_or_default();
     let whole = if server.starts_with("http") { server.to_owned() } else { format!("https://{server}") };
     let uri: Uri = whole.parse().map_err(|_| format!("{shown:?} is no server"))?;

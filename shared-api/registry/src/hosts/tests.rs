@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What a configuration says of a registry: `scheme://authority/path capabilities`, or why not.
+/// The endpoints of a registry in a configuration, as `scheme://authority/path capabilities`, or the error.
 fn read(files: &[(&str, &str)], registry: &str) -> Result<Vec<String>, RegistryError> {
     read_as(false, files, registry)
 }
@@ -73,7 +73,7 @@ fn the_directory_is_found_in_the_order_of_containerd() {
 }
 
 #[test]
-fn mirrors_come_in_the_order_of_the_file_and_the_server_last() {
+fn mirrors_keep_their_order_before_the_server() {
     let text = r#"
 server = "https://upstream.example"
 [host."http://z-mirror.example:5000"]
@@ -155,7 +155,7 @@ fn tls_for_a_plain_server_means_tls_first() {
 }
 
 #[test]
-fn what_cannot_be_honoured_is_left_to_the_runtime_without_its_secrets() {
+fn unsupported_settings_are_left_to_the_runtime() {
     for text in [
         "server = ",
         "server = 5",

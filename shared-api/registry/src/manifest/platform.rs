@@ -17,7 +17,7 @@ pub struct Platform {
 }
 
 impl Platform {
-    /// The platform for which this program was built, which is that of the node. For 32-bit ARM it says no variant.
+    /// The platform that this program was built for, and so the node's. It has no variant for 32-bit ARM.
     pub fn of_this_machine() -> Self {
         let architecture = match std::env::consts::ARCH {
             "x86_64" => "amd64",

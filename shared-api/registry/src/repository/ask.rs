@@ -25,7 +25,7 @@ impl Endpoint {
 }
 
 impl Repository {
-    /// Path and query of an object: mirrors are told whose content it is.
+    /// Path and query of an object. For mirrors the query names the registry that the content belongs to.
     pub(super) fn path(&self, endpoint: &Endpoint, kind: &str, object: &str) -> String {
         let registry = self.reference.registry();
         let is_own = self.is_own(&endpoint.authority);
@@ -86,7 +86,7 @@ impl Repository {
         shown: Option<&HeaderValue>,
     ) -> Result<Option<HeaderValue>, RegistryError> {
         let _one_at_a_time = self.asking.lock().await;
-        // Somebody else may have a new one meanwhile.
+        // Another request may have got a new one while we waited.
         if let Some(token) = self.shared.tokens.get(&key)
             && Some(&token) != shown
         {
@@ -140,7 +140,7 @@ impl Repository {
         };
         let words = body::read(response, MAX_ERROR).await.ok().and_then(|content| words(&content));
         let words = words.map(|words| format!(": {words}")).unwrap_or_default();
-        // The image stands beside the reason wherever it is told.
+        // No need to name the image: callers put it beside the reason.
         let message = match kind {
             Kind::NotFound if self.is_own(&from) => format!("not found{words}"),
             Kind::NotFound => format!("not found at {from}{words}"),
@@ -166,7 +166,7 @@ fn is_html(answer: &Answer) -> bool {
     ["text/html", "application/xhtml+xml"].iter().any(|html| media_type.trim().eq_ignore_ascii_case(html))
 }
 
-/// What a registry says of its refusal, by the distribution specification.
+/// The registry's own message about its refusal, by the distribution specification.
 fn words(content: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
     struct Errors {

@@ -21,10 +21,10 @@ pub struct Chosen {
 
 /// Manifests and indexes that are at hand, so that the registry is not asked for them.
 pub trait Contents: Sync {
-    /// The content of this digest, if it is there. It counts as what its digest says.
+    /// The content of this digest, if it is there. The caller trusts it to match the digest.
     fn read(&self, digest: &str) -> impl Future<Output = Option<Vec<u8>>> + Send;
 
-    /// Takes what had to be asked for, for whoever wants to have it at hand the next time.
+    /// Receives content that the registry had to be asked for, so that it can be kept for the next time.
     fn keep(&self, _digest: &str, _content: &[u8]) {}
 }
 

@@ -1,4 +1,4 @@
-//! What stands beside an image: its signatures and attestations.
+//! The referrers of an image: its signatures and attestations.
 //!
 //! Content with a digest is the same at each endpoint, so the first endpoint that has it will do. What stands beside an image
 //! differs: a mirror may keep images and no signatures, or only those of last month. So each endpoint is asked by itself, and

@@ -1,4 +1,4 @@
-//! How large a layer is when it is unpacked, as far as its last bytes tell.
+//! The unpacked size of a layer, read from its last bytes where they hold it.
 
 use super::Repository;
 use crate::error::RegistryError;

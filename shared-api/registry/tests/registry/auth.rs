@@ -1,4 +1,4 @@
-//! What a registry and its token server are shown, and what they are not.
+//! Credentials and tokens that a registry and its token server may see.
 
 use std::time::Duration;
 
@@ -171,7 +171,7 @@ async fn a_token_that_has_ended_is_replaced_in_the_middle() {
 }
 
 #[tokio::test]
-async fn a_registry_that_refuses_every_token_is_asked_twice() {
+async fn a_refused_token_is_retried_once() {
     let server = Server::start(|seen| {
         if seen.target.starts_with("/token") {
             return reply(200, &[], r#"{"token":"given"}"#);
@@ -185,7 +185,7 @@ async fn a_registry_that_refuses_every_token_is_asked_twice() {
 }
 
 #[tokio::test]
-async fn answers_of_token_servers_are_bounded_and_their_redirects_not_followed() {
+async fn token_servers_are_bounded_and_cannot_redirect() {
     for (kind, expected) in [
         ("empty", Kind::Protocol),
         ("huge", Kind::Protocol),
@@ -224,7 +224,7 @@ async fn realms_that_lead_astray_are_not_asked() {
 }
 
 #[tokio::test]
-async fn a_token_goes_to_the_endpoint_that_asked_and_to_no_other() {
+async fn a_token_goes_only_to_its_endpoint() {
     let mirror = Server::start(|seen| {
         if seen.target.starts_with("/token") {
             reply(200, &[], r#"{"token":"given"}"#)

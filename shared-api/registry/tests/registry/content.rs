@@ -1,4 +1,4 @@
-//! What a registry that keeps to the protocol is asked, and what is made of its answers.
+//! Requests to a registry that follows the protocol, and our reading of its answers.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -56,7 +56,7 @@ async fn a_tag_is_resolved_by_one_head() {
 }
 
 #[tokio::test]
-async fn a_registry_that_leaves_out_digest_or_length_is_asked_for_the_content() {
+async fn missing_digest_or_length_costs_a_get() {
     let content = br#"{"schemaVersion":2,"config":{"mediaType":"x","digest":"x","size":1}}"#;
     for head in [
         vec![("Content-Type", OCI_MANIFEST)],
@@ -119,7 +119,7 @@ async fn the_last_bytes_of_a_layer_tell_its_unpacked_size() {
 }
 
 #[tokio::test]
-async fn an_empty_blob_and_the_end_of_one_are_no_error() {
+async fn empty_ranges_are_no_error() {
     let server = Server::start(|_| reply(200, &[], "")).await;
     let empty = Descriptor { digest: sha256(b""), size: 0, ..Descriptor::default() };
     let stream = at(&server).blob(&empty, 0, &[]).await.unwrap();
@@ -166,7 +166,7 @@ async fn the_manifest_of_the_platform_is_found_through_nested_indexes() {
 }
 
 #[tokio::test]
-async fn referrers_are_found_by_the_api_or_by_the_tag_that_stands_in_for_it() {
+async fn referrers_are_found_by_api_or_tag() {
     let entry = format!(
         r#"{{"mediaType":"{OCI_MANIFEST}","digest":"{}","size":1,"artifactType":"a/b","annotations":{{"k":"v"}}}}"#,
         sha256(b"x")

@@ -77,7 +77,7 @@ async fn resolve(hosts: &Path, text: &str) -> Result<(), Kind> {
 }
 
 #[tokio::test]
-async fn a_private_ca_a_client_certificate_or_no_verification_open_a_registry() {
+async fn every_tls_setting_of_a_host_works() {
     let authority = Authority::new();
     let hosts = tempfile::tempdir().unwrap();
     let dir = hosts.path().join("r.example");
@@ -110,7 +110,7 @@ async fn a_private_ca_a_client_certificate_or_no_verification_open_a_registry() 
 }
 
 #[tokio::test]
-async fn certificates_in_the_way_of_docker_count_where_there_is_no_hosts_toml() {
+async fn docker_certificates_count_without_hosts_toml() {
     let authority = Authority::new();
     let closed = Server::start_with(Some(authority.acceptor(true)), manifest).await;
     let hosts = tempfile::tempdir().unwrap();
@@ -125,7 +125,7 @@ async fn certificates_in_the_way_of_docker_count_where_there_is_no_hosts_toml() 
 }
 
 #[tokio::test]
-async fn plain_http_is_tried_where_the_other_end_has_no_tls_and_containerd_would() {
+async fn plain_http_is_tried_as_containerd_does() {
     let server = Server::start(manifest).await;
     let hosts = tempfile::tempdir().unwrap();
     // No hosts.toml: the registry is on the node itself.
@@ -137,7 +137,7 @@ async fn plain_http_is_tried_where_the_other_end_has_no_tls_and_containerd_would
 }
 
 #[tokio::test]
-async fn mirrors_are_asked_first_for_what_they_can_and_told_whose_it_is() {
+async fn capable_mirrors_are_asked_first() {
     let mirror = Server::start(|seen| {
         if seen.target.contains("/blobs/") { reply(200, &[], CONTENT) } else { reply(500, &[], "") }
     })

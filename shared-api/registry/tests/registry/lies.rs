@@ -33,7 +33,7 @@ fn with_range(range: &'static str, body: &'static str) -> impl Fn(&Seen) -> Repl
 }
 
 #[tokio::test]
-async fn a_range_that_is_not_the_one_asked_for_is_asked_for_again_without_range() {
+async fn a_wrong_range_is_retried_without_range() {
     for range in ["", "bytes 0-5/10", "bytes 4-9/11", "bytes 5-9/10", "nonsense", "bytes 4-99/*"] {
         let (offset, bytes, error) = fetch(with_range(range, "456789")).await.unwrap();
         assert_eq!((offset, bytes.as_slice(), error), (0, CONTENT, None), "{range:?}");
@@ -46,7 +46,7 @@ async fn a_range_that_is_not_the_one_asked_for_is_asked_for_again_without_range(
 }
 
 #[tokio::test]
-async fn a_part_that_is_shorter_than_asked_is_delivered_and_then_an_error() {
+async fn a_short_range_is_delivered_then_fails() {
     let (offset, bytes, error) = fetch(with_range("bytes 4-6/10", "456")).await.unwrap();
     assert_eq!((offset, bytes.as_slice()), (4, &b"456"[..]));
     let error = error.unwrap();
@@ -55,12 +55,12 @@ async fn a_part_that_is_shorter_than_asked_is_delivered_and_then_an_error() {
 }
 
 #[tokio::test]
-async fn a_wrong_length_is_refused_before_the_first_byte() {
+async fn a_wrong_length_is_refused_at_once() {
     for length in ["9", "11", "18446744073709551615"] {
         let error = fetch(move |_| reply(200, &[("Content-Length", length)], CONTENT)).await.unwrap_err();
         assert_eq!(error.kind, Kind::Protocol, "{length}: {error}");
     }
-    // More than it says in its range.
+    // More than its range announces.
     let more = |seen: &Seen| match seen.header("range") {
         "" => reply(200, &[("Content-Length", "11")], CONTENT),
         _ => reply(206, &[("Content-Range", "bytes 4-9/10"), ("Content-Length", "7")], "4567890"),
@@ -69,14 +69,14 @@ async fn a_wrong_length_is_refused_before_the_first_byte() {
 }
 
 #[tokio::test]
-async fn a_body_without_end_is_cut_at_the_size_of_the_blob() {
+async fn an_endless_body_is_cut_at_its_size() {
     let endless =
         |_: &Seen| Reply::Endless(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n0123456789".to_vec());
     assert_eq!(fetch(endless).await.unwrap(), (0, CONTENT.to_vec(), None));
 }
 
 #[tokio::test]
-async fn a_body_that_ends_early_is_an_error_after_what_has_arrived() {
+async fn a_short_body_is_delivered_then_fails() {
     for head in ["Content-Length: 10\r\n", "", "Transfer-Encoding: chunked\r\n"] {
         let body = if head.starts_with('T') { "3\r\n012\r\n" } else { "012" };
         let raw = format!("HTTP/1.1 200 OK\r\nConnection: close\r\n{head}\r\n{body}").into_bytes();
@@ -119,7 +119,7 @@ async fn content_counts_by_its_digest_alone() {
 }
 
 #[tokio::test]
-async fn what_is_no_digest_is_refused_wherever_it_comes_from() {
+async fn invalid_digests_are_refused_everywhere() {
     let server = Server::start(|_| {
         let headers = [
             ("Docker-Content-Digest", "sha256:../../etc"),
@@ -163,7 +163,7 @@ async fn refusals_have_their_kind_and_the_words_of_the_registry() {
 }
 
 #[tokio::test]
-async fn what_does_not_speak_http_is_a_protocol_error_and_what_hangs_up_is_unreachable() {
+async fn hanging_up_is_no_protocol_error() {
     let server = Server::start(|_| Reply::Raw(b"SSH-2.0-OpenSSH_9.2\r\n\r\n".to_vec())).await;
     assert_eq!(at(&server).resolve().await.unwrap_err().kind, Kind::Protocol);
     let server = Server::start(|_| Reply::Raw(Vec::new())).await;

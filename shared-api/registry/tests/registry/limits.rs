@@ -1,4 +1,4 @@
-//! Whatever a registry sends, it takes a bounded amount of memory.
+//! Memory is bounded, regardless of the answers of a registry.
 
 use peak_alloc::PeakAlloc;
 use prepull_registry::manifest::{Descriptor, Index, OCI_INDEX, OCI_MANIFEST, Platform};
@@ -13,13 +13,13 @@ static MEMORY: PeakAlloc = PeakAlloc;
 const BESIDE: usize = 24 << 20;
 
 #[tokio::test]
-async fn bodies_heads_and_indexes_without_end_are_refused_in_bounded_memory() {
+async fn endless_answers_take_bounded_memory() {
     let blob = Descriptor { digest: sha256(b"x"), size: 64 << 20, ..Descriptor::default() };
     let before = MEMORY.current_usage();
     MEMORY.reset_peak_usage();
 
     let endless = |head: &'static str| Server::start(move |_| Reply::Endless(head.as_bytes().to_vec()));
-    // A manifest without end, whatever its head says.
+    // A manifest without end, with any head.
     let server = endless("HTTP/1.1 200 OK\r\n\r\n").await;
     let beside = at(&server);
     let error = beside.places()[0].resolve_tag("x").await.unwrap_err();
@@ -34,7 +34,7 @@ async fn bodies_heads_and_indexes_without_end_are_refused_in_bounded_memory() {
     // A head without end.
     let server = endless("HTTP/1.1 200 OK\r\nX-Long: ").await;
     assert_eq!(at(&server).blob(&blob, 0, &[]).await.unwrap_err().kind, Kind::Protocol);
-    // A blob of 64 MiB, of which nothing is kept.
+    // A blob of 64 MiB that isn't kept.
     let server = endless("HTTP/1.1 200 OK\r\n\r\n").await;
     let mut stream = at(&server).blob(&blob, 0, &[]).await.unwrap();
     let mut bytes = 0;
@@ -55,7 +55,7 @@ async fn too_many_headers_are_refused() {
 }
 
 #[tokio::test]
-async fn manifests_of_more_than_four_mebibytes_are_refused_unread() {
+async fn manifests_beyond_four_mebibytes_are_refused() {
     let server = Server::start(|_| {
         let digest = sha256(b"x");
         reply(
@@ -75,7 +75,7 @@ async fn manifests_of_more_than_four_mebibytes_are_refused_unread() {
 }
 
 #[tokio::test]
-async fn indexes_that_lead_to_ever_more_indexes_come_to_an_end() {
+async fn endless_indexes_come_to_an_end() {
     // Each index names the next one; ten of them, from the innermost outwards.
     let mut all: Vec<Vec<u8>> = vec![b"{}".to_vec()];
     for _ in 0..10 {

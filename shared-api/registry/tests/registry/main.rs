@@ -1,4 +1,4 @@
-//! The client against small registries on loopback that say whatever a test wants: also what no HTTP library would send.
+//! The client against small scripted registries on loopback. They also send bytes that no HTTP library would send.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

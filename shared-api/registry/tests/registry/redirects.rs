@@ -1,4 +1,4 @@
-//! Where a registry leads, and where it may not.
+//! Redirects that we follow, and those that we refuse.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ fn blob() -> Descriptor {
 }
 
 #[tokio::test]
-async fn storage_gets_the_range_and_neither_credential_nor_headers_of_the_endpoint() {
+async fn redirects_keep_the_range_and_drop_credentials() {
     let storage = Server::start(|_| reply(206, &[("Content-Range", "bytes 4-9/10")], "456789")).await;
     let to = format!("http://{}/blob?X-Amz-Signature=hunter2", storage.at);
     let registry = Server::start(move |seen| match seen.header("authorization") {
@@ -44,7 +44,7 @@ async fn storage_gets_the_range_and_neither_credential_nor_headers_of_the_endpoi
 }
 
 #[tokio::test]
-async fn a_redirect_that_has_expired_is_no_question_of_the_credential() {
+async fn an_expired_redirect_keeps_the_credential() {
     for status in [401, 403, 404] {
         let storage = Server::start(move |_| reply(status, &[("WWW-Authenticate", "Basic")], "")).await;
         let to = format!("http://{}/blob", storage.at);
@@ -120,7 +120,7 @@ async fn a_registry_elsewhere_does_not_lead_to_the_node_itself() {
 }
 
 #[tokio::test]
-async fn a_registry_on_the_node_itself_may_have_its_storage_there() {
+async fn a_local_registry_may_redirect_locally() {
     let storage = Server::start(|_| reply(200, &[], CONTENT)).await;
     let to = format!("http://localhost:{}/blob", storage.at.port());
     let registry = Server::start(move |_| reply(302, &[("Location", &to)], "")).await;

@@ -41,7 +41,7 @@ pub(crate) enum Reply {
     Trickle(Vec<u8>),
 }
 
-/// A response with a body, whose length is right.
+/// A response with a body and its correct length.
 pub(crate) fn reply(status: u16, headers: &[(&str, &str)], body: impl AsRef<[u8]>) -> Reply {
     let body = body.as_ref();
     let mut lines = vec![format!("HTTP/1.1 {status} Status"), "Connection: close".to_owned()];
@@ -156,11 +156,11 @@ async fn serve(
         fine = io.write_all(b"x").await.is_ok();
     }
     let _ = io.shutdown().await;
-    // Whoever closes with something unread resets the connection, and the client may lose what it was sent.
+    // Closing with unread data resets the connection, and the client might lose the response.
     let _ = io.read_to_end(&mut Vec::new()).await;
 }
 
-/// A client whose hosts.toml are in this directory.
+/// A client with its hosts.toml files in this directory.
 pub(crate) fn client(hosts: &Path) -> RegistryClient {
     client_with(hosts, Proxies::default())
 }

@@ -156,7 +156,7 @@ pub struct ImageTagStatus {
     /// Percentage of the image's bytes that are on the node.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub progress: i32,
-    /// When the node was told to pull the tag.
+    /// When the node was asked to pull the tag.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
     /// When the tag succeeded or failed.

@@ -1,5 +1,5 @@
-//! What a newer peer says: each enum that is read from the wire, the agent's ledger or a stored object gets a value that
-//! this version doesn't know.
+//! Values of a newer peer: each enum that is read from the wire, the agent's ledger or a stored object gets one that this
+//! version doesn't know.
 
 use std::fs;
 use std::path::Path;

@@ -111,7 +111,7 @@ async fn silence_does_not_count_while_we_do_not_read() {
 }
 
 #[tokio::test]
-async fn two_peers_that_write_at_once_do_not_block_each_other() {
+async fn simultaneous_writes_do_not_block() {
     let (mut a, mut b) = server_and_client(512).await;
     a.start_send("a".repeat(900_000).into()).unwrap();
     b.start_send("b".repeat(900_000).into()).unwrap();
@@ -133,7 +133,7 @@ async fn two_peers_that_write_at_once_do_not_block_each_other() {
 }
 
 #[tokio::test]
-async fn too_large_binary_and_unmasked_frames_end_the_session_with_a_reason() {
+async fn invalid_frames_end_the_session() {
     let cases: [(&[u8], u16, &str); 3] = [
         (
             &[0x81, 0xff, 0, 0, 0, 0, 0, 0x20, 0, 0, 0, 0, 0, 0],
@@ -180,7 +180,7 @@ async fn closing_takes_at_most_two_seconds() {
 }
 
 #[tokio::test]
-async fn a_connection_that_ends_without_a_close_frame_is_cut() {
+async fn ending_without_a_close_frame_is_a_cut() {
     let (mut channel, peer) = server_and_stream(1).await;
     drop(peer);
     assert!(matches!(until_end(&mut channel, true).await, ChannelEnd::Cut));
