@@ -24,7 +24,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 e2e/setup/packages.sh "${dist_packages[@]}"
 tools=$(e2e/setup/zigbuild.sh "${targets[@]}")
 
-# Whole crates are optimised, whatever is set for the builds of a developer.
+# Whole crates are optimised, regardless of the settings for a developer's builds.
 export CARGO_INCREMENTAL=0
 # No path of this machine in a panic's message. Cargo's own variables, where they are set, stay in force.
 RUSTFLAGS="${RUSTFLAGS-} --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo --remap-path-prefix=$PWD=/src"

@@ -17,7 +17,7 @@ version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Carg
 profile=${DIST_PROFILE:-release}
 target_dir=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 dist=$target_dir/dist
-# In krew's manifest; a place that does not exist unless somebody names one.
+# In krew's manifest; a place that does not exist unless the caller names one.
 plugin_url=${DIST_URL:-https://downloads.invalid/image-prepull/v$version}
 # Where cargo leaves a program.
 built() { # PROGRAM ARCH

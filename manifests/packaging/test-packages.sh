@@ -1,4 +1,4 @@
-# Sourced by test.sh: the packages, installed in a system of their own: a Debian 12 whose systemd runs in a container.
+# Sourced by test.sh: the packages, installed in a system of their own: a Debian 12 with its systemd in a container.
 # shellcheck shell=bash disable=SC2154 # what test.sh and names.sh have set
 
 # Made once and kept in the cache. The mirror is the one that this machine uses.
@@ -113,7 +113,7 @@ quietly dpkg --install "/packages/$deb"
 serves "$deb, upgraded"
 [[ $(property MainPID) != "$first" ]] || die "$deb: an upgrade leaves the old agent running"
 grep --quiet '^maxTasks: 2' "$root/$settings" || die "$deb: an upgrade overwrites the settings"
-# A unit that somebody has disabled stays so, and is not started.
+# A unit that the user has disabled stays so, and is not started.
 quietly systemctl disable --now "$agent"
 quietly dpkg --install "/packages/$deb"
 is "$deb, upgraded" UnitFileState disabled

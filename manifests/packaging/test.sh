@@ -66,7 +66,7 @@ say "images, packages and archives: made again, they are the same"
 mkdir "$scratch/again"
 "$here/images.sh" "$dist" "$scratch/again" >/dev/null
 "$here/packages.sh" "$dist" "$scratch/again" >/dev/null
-# The manifest of krew names where its archives will be, which is known to whoever made it.
+# The manifest of krew names where its archives will be, which only its maker knows.
 DIST_URL=$(sed -n 's|^ *uri: \(.*\)/[^/]*$|\1|p' "$dist/kubectl-prepull.krew.yaml" | head -n 1) "$here/plugin.sh" "$dist" "$scratch/again" >/dev/null
 for file in "$scratch/again"/*; do
   cmp "$file" "$dist/${file##*/}" || die "${file##*/} is another one each time"
