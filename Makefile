@@ -14,7 +14,7 @@ PROGRAMS := -p cloudcore-prepull -p edgecore-prepull -p kubectl-prepull
 
 BUILD := cargo build --release $(PROGRAMS)
 # In one go, so that no crate is built twice, with the features of the one and of the other; unoptimised, which takes a
-# quarter of the time, and a demo no longer. Whoever has run the tests has these programs already.
+# quarter of the time, and a demo runs as fast. `make test` builds these programs too.
 BUILD_DEMO := cargo build --workspace --bins
 # The programs and the tests in one go, so that both are built with the same features.
 BUILD_TESTS := cargo build --workspace --bins --tests --examples
@@ -32,7 +32,7 @@ OLDEST := $(NEXTEST) run --workspace -E "binary(=e2e) and not test(/^(installed|
 # What cloudcore-prepull took in in every end-to-end test, played on the engine again: the same actions come out.
 REPLAY := PREPULL_REPLAY="$$PREPULL_E2E_LOGS" cargo test --workspace --test replay -- --nocapture the_recordings
 
-# Says what it does, does it, says how long it took.
+# Prints a command, runs it, and prints how long it took.
 run = @printf '==> %s\n' '$(1)'; $(1); printf '==> done after %s s\n' "$$SECONDS"
 
 .PHONY: help setup build demo fleet site storm check test test-oldest test-runtimes test-upgrade bench fuzz mutants lint dist test-dist release sbom crds clean

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The programs of an earlier release, beside today's. Prints the directory that has cloudcore-prepull and edgecore-prepull.
 #
-# Usage: before.sh BEFORE: a revision, whose programs are built (the first time it takes as long as any build from nothing;
+# Usage: before.sh BEFORE: a revision, built first (the first time it takes as long as any build from nothing;
 # then they are kept in target/before), or a directory that has them.
 set -euo pipefail
 setup=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

@@ -35,7 +35,7 @@ end_build() {
   rm -rf "$scratch"
 }
 
-# Runs a step with its output in the log, says how long it took, and shows a sign of life every half minute.
+# Runs a step with its output in the log, prints how long it took, and shows a sign of life every half minute.
 phase() { # NAME COMMAND...
   local name=$1 began=$SECONDS status=0
   shift

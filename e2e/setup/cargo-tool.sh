@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints the path of a tool for cargo, of this version. One of PATH is taken whatever its version; otherwise it is built
+# Prints the path of a tool for cargo, of this version. One in PATH is taken in any version; otherwise it is built
 # once (a minute or two) and kept in the cache.
 # Usage: cargo-tool.sh NAME VERSION [ARGUMENT-OF-CARGO-INSTALL]...
 set -euo pipefail

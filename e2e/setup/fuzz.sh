@@ -37,7 +37,7 @@ RUSTC_WORKSPACE_WRAPPER=$setup/with-coverage.sh cargo build --workspace --featur
 fuzzer=$(realpath -m "${CARGO_TARGET_DIR:-$setup/../../target}")/debug/libfuzzer
 limits=(-timeout=10 -rss_limit_mb=2048)
 
-# The inputs of a file of the corpus, each of which ends in a record separator, as files.
+# The inputs of a file of the corpus, each ending in a record separator, as files.
 unpack() { # FILE DIRECTORY
   # shellcheck disable=SC2016
   split --separator=$'\x1e' --lines=1 --suffix-length=5 --filter='head --bytes=-1 >"$FILE"' "$1" "$2/kept-"

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Changes the code that decides in one place after the other, and says which changes no test notices: `make mutants`.
+# Changes the code that decides in one place after the other, and lists the changes that no test notices: `make mutants`.
 # First with the unit tests of the changed crate, some five seconds a change; what these do not notice, the models get to
 # see, some twenty seconds a change.
 #
 #   BASE=main     only what has changed since this revision, in files that git knows
 #   arguments     go to cargo-mutants and choose among the changes: --file GLOB, --re REGEX, --shard 0/20
 #
-# It changes a copy of the tree, which stays with what was built of it: the next run compiles one crate, and whoever
-# works on the tree meanwhile sees nothing of it. Ends with 0 if every change was noticed, with 2 if not.
+# It changes a copy of the tree, which it keeps with its build: the next run compiles one crate, and the
+# tree itself stays untouched. Ends with 0 if every change was noticed, with 2 if not.
 set -euo pipefail
 setup=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$setup/../.."

@@ -43,7 +43,7 @@ install_build_packages() {
     echo "not root: have these installed: ${missing[*]}"
     return 1
   fi
-  apt-get update || true # a third party's repository may be down; the install tells
+  apt-get update || true # a third party's repository may be down; the install fails then
   DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends --no-remove \
     -o DPkg::Lock::Timeout=600 -o Dpkg::Use-Pty=0 "${missing[@]}"
 }

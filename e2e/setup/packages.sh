@@ -35,7 +35,7 @@ required=(
   /lib/systemd/systemd:systemd # of a machine that a test boots in namespaces
   faketime:faketime
   flock:util-linux
-  mkfs.ext4:e2fsprogs # of a disk whose power a test cuts
+  mkfs.ext4:e2fsprogs # for tests that cut the power of a disk
   perl:perl-base
   "$@"
 )
@@ -116,7 +116,7 @@ mapfile -t wanted < <(missing_of "${optional[@]}")
 apt=(apt-get --quiet --quiet -o DPkg::Lock::Timeout=600 -o Acquire::Retries=3 -o Dpkg::Use-Pty=0)
 export DEBIAN_FRONTEND=noninteractive
 if ((${#missing[@]} + ${#wanted[@]})); then
-  # A third party's repository that does not answer is no reason to stop: the install tells.
+  # A third party's repository that does not answer is no reason to stop: the install fails if it matters.
   "${apt[@]}" update || say "apt-get update had errors, going on"
   # Ubuntu, for one, has no kubernetes-client.
   for package in "${wanted[@]}"; do

@@ -10,7 +10,7 @@ say() { printf '==> %s\n' "$*"; }
 read -ra needs <<<"${NEEDS-}"
 "$setup/packages.sh" "${needs[@]}"
 
-# Each in a process group of its own, so that stopping it stops whatever it has started; outside of
+# Each in a process group of its own, so that stopping it stops all that it has started; outside of
 # the terminal's group, so that Ctrl-C reaches them through us alone. What a line belongs to is
 # written before it; when one fails, the other may finish: its result is kept for the next time.
 # When stopped, the group waits for its members and `sed` for their last words.

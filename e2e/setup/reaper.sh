@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Cleans up after a test harness that may die without a word (SIGKILL, a panic in a destructor).
-# The harness holds the other end of our stdin and tells what it starts; at EOF, for whatever
+# The harness holds the other end of our stdin and reports what it starts; at EOF, for any
 # reason, all of that goes away. Usage: reaper.sh [LOG], spawned in a process group of its own.
 #
 #   pid PID STARTTIME   a process; STARTTIME is field 22 of /proc/PID/stat, against reused PIDs
@@ -110,7 +110,7 @@ while read -r kind value more; do
   case $kind in
     pid)
       if [[ $value =~ ^[0-9]+$ && $more =~ ^[0-9]+$ ]] && ((value > 1)); then
-        processes[$value]=$more # told again: the newer one, the PID was reused
+        processes[$value]=$more # reported again: the newer one, the PID was reused
       else
         say "refused: pid $value $more"
       fi

@@ -2,7 +2,7 @@
 # Runs the tests that touch the container runtime with one containerd after the other, and prints a table at the end:
 # how many of each topic passed, and how long each release took. A release that fails does not stop the next one.
 #
-#   RUNTIMES='1.6 2.1'   these only: 1.6, or whatever is installed, is `system`; others are got by containerd.sh
+#   RUNTIMES='1.6 2.1'   these only: the installed one, such as 1.6, is `system`; others are got by containerd.sh
 #   arguments            topics instead of these below, such as links:: restarts::a_killed_agent
 set -euo pipefail
 setup=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -12,7 +12,7 @@ cd "$setup/../.."
 say() { printf '==> %s\n' "$*"; }
 
 # Beginnings of the names of tests. Pulls, bytes and digests; credentials; resuming after cuts, kills and deadlines;
-# leases, and what is removed when nobody wants it any more; pins.
+# leases, and removal of unused content; pins.
 topics=(
   pulls:: tries:: policies:: overriders:: fetch:: fetch_access:: unpacking::
   secrets:: credential_providers::

@@ -10,7 +10,7 @@ dir=${1:?usage: search-secrets.sh DIR}
 
 say() { printf '==> %s\n' "$*"; }
 
-# What of TEXT's base64 is the same whatever stands around it. Three bytes become four characters,
+# The part of TEXT's base64 that is the same in any surroundings. Three bytes become four characters,
 # so the form depends on where TEXT begins modulo three; the characters at both ends, which hold
 # bits of the neighbours, are left out.
 base64_forms() { # TEXT

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs a command that uses the real parts, and tells it where they are:
+# Runs a command that uses the real parts, with their places in its environment:
 #
 #   PREPULL_APISERVER_DIR  the directory of kube-apiserver, kubelet and the others (unset where PREPULL_E2E_KUBECONFIG is
 #                          set)
@@ -22,7 +22,7 @@ PREPULL_BIN_DIR=$(realpath -m "$1")
 shift
 target=${CARGO_TARGET_DIR:-$setup/../../target}
 PREPULL_E2E_LOGS=$(realpath -m "${PREPULL_E2E_LOGS:-$target/e2e-logs}")
-# The demo writes the id of the process whose end will end it all (a `sleep`); after that the number may be another's.
+# The demo writes the id of a process (a `sleep`); its end will end it all. After that the number may be another's.
 kept() { # DIRECTORY
   local keeper name
   { read -r keeper || [[ -n $keeper ]]; } 2>/dev/null <"$1/.kept" || return 1
@@ -52,8 +52,8 @@ fi
 find "$PREPULL_E2E_LOGS" -mindepth 1 -delete
 touch "$mark"
 
-# What tests leave to each other ends with us, however we end: the reaper acts when nobody holds the other end of its
-# pipe any more, which is us alone, and for a moment each test that writes to it.
+# What tests leave to each other ends with us, however we end: the reaper acts when the other end of its
+# pipe is closed. We hold it, and for a moment each test that writes to it.
 PREPULL_E2E_POOL=$(mktemp --directory /tmp/prepull-pool.XXXXXX)
 export PREPULL_E2E_POOL
 mkfifo "$PREPULL_E2E_POOL/reaper"
