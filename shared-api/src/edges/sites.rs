@@ -1,4 +1,4 @@
-//! What people see of sites whose nodes share layers: the answer of cloudcore-prepull's `GET /sites`, beside the list of
+//! Sites with nodes that share layers: the answer of cloudcore-prepull's `GET /sites`, beside the list of
 //! edges and with the same right. `?site=NAME` asks for one site with its downloads.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -53,7 +53,7 @@ pub struct SiteList {
     pub items: Vec<Site>,
     /// Since when the leader counts.
     pub known_since: Time,
-    /// The label of a Node whose value is its site.
+    /// The label of a Node that holds its site.
     pub site_label: String,
 }
 
@@ -81,7 +81,7 @@ pub struct Site {
     pub leases_lost: u64,
     /// Downloads out of turn.
     pub claims_refused: u64,
-    /// Nodes whose bytes neighbours complained about.
+    /// Nodes delisted because neighbours complained about their bytes.
     pub holders_delisted: u64,
     /// The downloads, the fastest first; only where the query names the site.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -98,11 +98,11 @@ pub struct SiteDownload {
     pub digest: String,
     /// Bytes of the whole layer.
     pub size: u64,
-    /// Bytes that the node says it has.
+    /// Bytes that the node claims to have.
     pub done: u64,
     /// When it began.
     pub since: Time,
-    /// Bytes a second over the last minute, as the node says.
+    /// Bytes a second over the last minute, as reported by the node.
     pub bytes_per_second: u64,
     /// Why it downloads for itself alone; absent where it downloads for its site.
     #[serde(default, skip_serializing_if = "Option::is_none")]
