@@ -4,15 +4,20 @@
 //! git ls-files ──▶ Rust: source.rs (comments, strings, code) ──▶ names.rs (functions, types, tests) ─┐
 //!              └─▶ Markdown, shell, YAML, TOML: text.rs ─────────────────────────────────────────────┴──▶ rows.rs
 //! ```
-#![allow(clippy::print_stdout)] // a program for the command line
 
 use std::collections::{HashMap, HashSet};
+use std::io::Write as _;
 use std::process::{Command, ExitCode};
 
 mod names;
 mod rows;
 mod source;
 mod text;
+
+// No `println!`, which panics if the reader has gone, as `head` does.
+macro_rules! say {
+    ($($part:tt)*) => { drop(writeln!(std::io::stdout(), $($part)*)) };
+}
 
 const USAGE: &str = "\
 Usage: words [--show ROW] [--base REV] [PATH]...
@@ -41,7 +46,7 @@ fn run() -> Result<bool, String> {
             "--show" => show = Some(args.next().ok_or(USAGE)?),
             "--base" => base = Some(args.next().ok_or(USAGE)?),
             "--help" => {
-                println!("{USAGE}");
+                say!("{USAGE}");
                 return Ok(true);
             }
             path if !path.starts_with('-') => paths.push(path.to_owned()),
@@ -60,26 +65,33 @@ fn run() -> Result<bool, String> {
     }
     let rows = tree.measure();
     if let Some(base) = base {
-        let added = added_lines(&git(&["diff", "--unified=0", "--no-color", "--no-ext-diff", &base])?);
+        let added = added_lines(&git(&[
+            "diff",
+            "--merge-base",
+            "--unified=0",
+            "--no-color",
+            "--no-ext-diff",
+            &base,
+        ])?);
         return Ok(report_added(&rows, &added));
     }
     if let Some(name) = show {
         let row =
             rows.iter().find(|row| row.name.contains(&name)).ok_or_else(|| format!("no row {name:?}"))?;
-        row.found.iter().for_each(|place| println!("{place}"));
+        row.found.iter().for_each(|place| say!("{place}"));
         return Ok(true);
     }
     Ok(report_table(&rows, paths.is_empty()))
 }
 
 fn report_table(rows: &[rows::Row], whole_tree: bool) -> bool {
-    println!("{:44} {:>7} {:>8} {:>6}", "", "now", "ceiling", "goal");
+    say!("{:44} {:>7} {:>8} {:>6}", "", "now", "ceiling", "goal");
     let mut within = true;
     for row in rows {
         let above = whole_tree && row.is_beyond(row.ceiling);
         within &= !above;
         let remark = if above { "  beyond its ceiling: words --show" } else { "" };
-        println!("{:44} {:>7.1} {:>8} {:>6}{remark}", row.name, row.now, row.ceiling, row.goal);
+        say!("{:44} {:>7.1} {:>8} {:>6}{remark}", row.name, row.now, row.ceiling, row.goal);
     }
     within
 }
@@ -89,13 +101,13 @@ fn report_added(rows: &[rows::Row], added: &HashMap<String, HashSet<usize>>) -> 
     for row in rows.iter().filter(|row| row.offends_when_added) {
         for place in &row.found {
             if added.get(&place.path).is_some_and(|lines| lines.contains(&place.line)) {
-                println!("{place}   [{}]", row.name);
+                say!("{place}   [{}]", row.name);
                 clean = false;
             }
         }
     }
     if !clean {
-        println!("CONTRIBUTING.md has plainer words for these");
+        say!("CONTRIBUTING.md has plainer words for these");
     }
     clean
 }

@@ -29,16 +29,17 @@ fn numbered_lines(content: &str) -> impl Iterator<Item = (usize, &str)> {
 
 /// The words of a line in lower case, each with whether a phrase may go on behind it. Code in backticks is no word.
 pub(crate) fn words(line: &str) -> Vec<(String, bool)> {
-    let prose: String = line.split('`').step_by(2).collect::<Vec<_>>().join("`");
-    prose
-        .split_whitespace()
-        .filter_map(|token| {
-            let word = token.trim_matches(|char: char| !char.is_alphanumeric());
-            let flows = token.ends_with(|char: char| char.is_alphanumeric());
-            (word.contains(|char: char| char.is_alphabetic()) && !word.contains(['/', '=', '(', '_']))
-                .then(|| (word.to_lowercase(), flows))
-        })
-        .collect()
+    let prose: String = line.split('`').step_by(2).collect::<Vec<_>>().join(" ` ");
+    let mut words: Vec<(String, bool)> = Vec::new();
+    for token in prose.split_whitespace() {
+        let word = token.trim_matches(|char: char| !char.is_alphanumeric());
+        if word.contains(|char: char| char.is_alphabetic()) && !word.contains(['/', '=', '(', '_']) {
+            words.push((word.to_lowercase(), token.ends_with(|char: char| char.is_alphanumeric())));
+        } else if let Some((_, flows)) = words.last_mut() {
+            *flows = false;
+        }
+    }
+    words
 }
 
 #[cfg(test)]
@@ -52,7 +53,7 @@ mod tests {
         let flows = |word: &str, flows| (word.to_owned(), flows);
         assert_eq!(
             words,
-            [flows("one", true), flows("three", false), flows("four", false), flows("six", true)]
+            [flows("one", false), flows("three", false), flows("four", false), flows("six", true)]
         );
     }
 
