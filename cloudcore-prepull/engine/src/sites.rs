@@ -22,6 +22,7 @@ mod nodes;
 mod report;
 mod site;
 mod sources;
+mod survey;
 #[cfg(test)]
 mod tests;
 mod trust;
