@@ -45,6 +45,10 @@ pub(super) struct Book {
     /// The last loser, until its successor shows whether the link or the node was slow: the confirmed bytes then, and those
     /// a second.
     pub(super) suspect: Option<(NodeId, u64, u64)>,
+    /// The first node that found its bytes wrong, and whether a second one has: then only whole copies are read, since each
+    /// stream may pass wrong bytes on.
+    pub(super) found_wrong: Option<NodeId>,
+    pub(super) is_whole_only: bool,
     pub(super) idle_since: Option<Time>,
     /// The place in the order of leases.
     pub(super) place: Option<Place>,
@@ -183,6 +187,8 @@ impl Book {
             gather_until: now,
             losers: Vec::new(),
             suspect: None,
+            found_wrong: None,
+            is_whole_only: false,
             idle_since: None,
             place: None,
             next_source: 0,

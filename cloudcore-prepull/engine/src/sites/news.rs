@@ -38,6 +38,11 @@ impl Turn<'_> {
         let (least, confirmed) = (book.least_read(), book.confirmed);
         let Some(seeker) = book.seekers.get_mut(&node) else { return };
         seeker.task.clone_from(task);
+        if done < seeker.done {
+            self.note_wrong(number, node);
+        }
+        let Some(book) = self.site.books.get_mut(&number) else { return };
+        let Some(seeker) = book.seekers.get_mut(&node) else { return };
         let more = done.saturating_sub(seeker.done);
         seeker.done = done;
         let is_gathering = book.gather_until > self.now;

@@ -149,7 +149,12 @@ impl Turn<'_> {
         // A node that downloads is waited for, where it can't be read from yet.
         let later = if matches!(seeker.way, Way::Registry(_)) { Fit::Full } else { Fit::Never };
         let wanted = book.seekers.get(&reader).map_or(0, |seeker| seeker.done);
-        if !of.streams || !to.reads_streams || seeker.done < wanted || matches!(seeker.way, Way::Wait) {
+        if book.is_whole_only
+            || !of.streams
+            || !to.reads_streams
+            || seeker.done < wanted
+            || matches!(seeker.way, Way::Wait)
+        {
             return later;
         }
         let (mut depth, mut above) = (0, source);
@@ -274,6 +279,9 @@ impl Turn<'_> {
             {
                 carry.tested_since = None;
             }
+            if failure.fault == PeerFault::Damaged && !is_holder {
+                self.note_wrong(number, reader);
+            }
             if counts && failure.fault == PeerFault::Damaged && (is_holder || is_pure) {
                 let before = self.nodes[source].trust.damaged.replace((reader, now));
                 if before.is_some_and(|(other, at)| other != reader && at + super::HOUR > now) {
@@ -286,6 +294,23 @@ impl Turn<'_> {
             }
         }
         is_first
+    }
+
+    /// A node has thrown its bytes of a blob away. The second one ends the streams of it.
+    pub(super) fn note_wrong(&mut self, number: u32, node: NodeId) {
+        let Some(book) = self.site.books.get_mut(&number) else { return };
+        if *book.found_wrong.get_or_insert(node) == node || std::mem::replace(&mut book.is_whole_only, true) {
+            return;
+        }
+        let is_stream = |id: &NodeId| {
+            matches!(book.seekers.get(id).map(|of| &of.way), Some(Way::Peer { is_stream: true, .. }))
+        };
+        for reader in book.receiving.iter().copied().filter(is_stream).collect::<Vec<_>>() {
+            self.set_way(number, reader, Way::Wait);
+        }
+        if let Some(carry) = self.site.books.get_mut(&number).and_then(|book| book.carry()) {
+            carry.tested_since = None;
+        }
     }
 
     /// Two readers delist a holder of a blob. One that was never proven isn't believed for an hour.
