@@ -39,6 +39,9 @@ pub enum Direction {
     Wait,
 }
 
+/// Most blobs that one look sends the sources of.
+const TELLS: usize = 1024;
+
 /// A blob and its source.
 type Told = (String, Direction);
 
@@ -53,7 +56,8 @@ impl Turn<'_> {
             && self.steps > 0
         {
             self.site.timers.pop_first();
-            self.steps -= 1;
+            let books = if number == NONE { self.nodes[node].books.len() } else { 0 };
+            self.steps = self.steps.saturating_sub(1 + books);
             match (number, node) {
                 (NONE, node) => reminded.push(node),
                 (number, NONE) => self.site.mark(number),
@@ -65,13 +69,13 @@ impl Turn<'_> {
         self.match_nodes();
         self.divide_rates();
         self.tell(reminded, told);
+        self.site.is_behind = self.steps == 0 || !self.site.to_tell.is_empty();
     }
 
     /// Tells nodes their new sources, and those that wait that they aren't forgotten: one blob stands for all of a task.
     fn tell(&mut self, reminded: Vec<NodeId>, told: &mut Vec<Directions>) {
         let mut by_task: BTreeMap<(NodeName, Arc<TaskId>), Vec<Told>> = BTreeMap::new();
         for node in reminded {
-            self.steps = self.steps.saturating_sub(self.nodes[node].books.len() / 8);
             let of = &mut self.nodes[node];
             of.has_reminder = of.waiting > 0;
             if !of.has_reminder {
@@ -90,7 +94,7 @@ impl Turn<'_> {
             }
             self.site.timers.insert((self.now + REMINDER, NONE, node));
         }
-        for _ in 0..STEPS.min(self.site.to_tell.len()) {
+        for _ in 0..TELLS.min(self.site.to_tell.len()) {
             let Some((node, number)) = self.site.to_tell.pop_front() else { break };
             let Some(book) = self.site.books.get_mut(&number) else { continue };
             let gathers = book.gather_until > self.now;

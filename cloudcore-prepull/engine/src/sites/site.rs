@@ -16,8 +16,10 @@ use super::{GATHER, HOUR, REMINDER, Time};
 pub(super) const NONE: u32 = u32::MAX;
 /// Blobs of one node that count as few in the order of leases: an image or two.
 const FEW_BLOBS: usize = 128;
-/// Steps of one look, each some hundred nanoseconds: what is left is done by the next one, at once.
+/// Steps of one look, each some hundred nanoseconds: what is left is done by the next one.
 pub(super) const STEPS: usize = 4096;
+/// Time until the next look where this one has left something.
+const BEHIND: Time = 20;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -45,6 +47,8 @@ pub(super) struct Site {
     pub(super) waiting_nodes: usize,
     pub(super) idle: BTreeSet<(Time, u32)>,
     pub(super) looked_at: Time,
+    /// The last look has left something.
+    pub(super) is_behind: bool,
     /// The entry in the order of all sites.
     pub(super) due: Option<Time>,
 }
@@ -64,8 +68,10 @@ impl Site {
     /// When it is looked at next.
     pub(super) fn next_look(&self) -> Option<Time> {
         let has_work = !(self.dirty.is_empty() && self.offered.is_empty() && self.to_tell.is_empty());
-        let work = (has_work || self.has_new_rates).then(|| self.looked_at + super::PACE);
-        [work, self.timers.first().map(|timer| timer.0)].into_iter().flatten().min()
+        let work = (has_work || self.has_new_rates)
+            .then(|| self.looked_at + if self.is_behind { BEHIND } else { super::PACE });
+        let at = [work, self.timers.first().map(|timer| timer.0)].into_iter().flatten().min()?;
+        Some(if self.is_behind { at.max(self.looked_at + BEHIND) } else { at })
     }
 
     /// The limit of a job's bytes a second over the uplink.

@@ -306,7 +306,8 @@ impl World {
             _ => share,
         };
         let more = more.min(size - of.done);
-        self.uplink += more;
+        // A node that says that it reads from none downloads for itself, as it could without a site.
+        self.uplink += if matches!(lie, Some(Lie::FalseGone | Lie::FalseDamaged)) { 0 } else { more };
         of.done += more;
         of.sole = None;
         if lie == Some(Lie::Trickles) {
