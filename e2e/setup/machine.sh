@@ -56,8 +56,8 @@ ln -s /proc/self/fd dev/fd
 mount -t tmpfs run run
 mkdir run/containerd
 mount --rbind "$runtime" run/containerd
-# The runtime says where its data is, and the agent looks how much room there is. Below /tmp, of which the unit has one of
-# its own.
+# The agent asks the runtime for its data directory and measures the room there. The directory is below /tmp, and the
+# unit has a private /tmp.
 mkdir -p ".$runtime" usr/lib/systemd/system/edgecore-prepull.service.d
 mount --rbind "$runtime" ".$runtime"
 printf '[Service]\nBindReadOnlyPaths=%s\n' "$runtime" >usr/lib/systemd/system/edgecore-prepull.service.d/runtime.conf
