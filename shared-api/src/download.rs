@@ -93,12 +93,12 @@ pub struct Window {
     /// The days on which it opens. Empty: every day.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub days: Vec<Weekday>,
-    /// When it opens, by the clock on the wall of its time zone.
+    /// When it opens, by the local time of `time_zone`.
     pub start: TimeOfDay,
     /// How long it stays open, as elapsed time. At most [`MAX_WINDOW_DURATION`].
     #[serde(with = "millis")]
     pub duration: Duration,
-    /// Where the clock hangs.
+    /// The time zone of `start`.
     pub time_zone: Zone,
 }
 

@@ -102,7 +102,7 @@ impl EdgeQuery {
 
     /// The path with this query, as [`Self::parse`] reads it.
     pub fn to_path(&self) -> String {
-        /// What has no meaning of its own in a query.
+        /// All but letters, digits and four characters without a meaning in a query.
         const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'/');
         let names: Vec<_> = self.names.iter().map(NodeName::as_str).collect();
         let parameters = [

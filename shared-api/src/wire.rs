@@ -303,8 +303,8 @@ pub struct Progress {
     pub task: TaskId,
     /// Progress of the images for which it has changed.
     pub images: Vec<ImageProgress>,
-    /// What nothing of the task is downloaded for at the moment, such as its window; empty if nothing holds it up. Not
-    /// known to clouds without windows, which then show only that the images wait. At most [`MAX_REASON`] bytes.
+    /// Why nothing of the task is downloaded at the moment, such as a closed window; empty if nothing holds it up. Clouds
+    /// without windows ignore it, and show only that the images wait. At most [`MAX_REASON`] bytes.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub waits: String,
 }

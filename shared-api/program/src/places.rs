@@ -39,7 +39,7 @@ pub enum Loses {
 pub struct Places(Arc<Mutex<Book>>);
 
 impl Places {
-    /// So many places, which are all free.
+    /// Creates `capacity` free places.
     pub fn new(capacity: usize, loses: Loses) -> Self {
         let book =
             Book { capacity, loses, taken: 0, next: 0, sources: HashMap::new(), by_size: BTreeSet::new() };
@@ -94,7 +94,7 @@ impl Drop for Place {
     }
 }
 
-/// Who has which places.
+/// The places that are taken, by source.
 #[derive(Debug)]
 struct Book {
     capacity: usize,

@@ -5,7 +5,7 @@ use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpabl
 /// Lets no other process of the same user read this one's memory, and no crash write it to a disk: it will hold keys and
 /// the credentials of registries. Memory may still be swapped out; that is the machine's business.
 pub fn protect_memory() {
-    // Only an unknown value can fail. Were it to fail all the same, there would be no log yet to say so.
+    // Fails only for an unknown value. There is no log yet that could report it.
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-/// Aligns columns, so many spaces apart, without trailing spaces. kubectl has three.
+/// Aligns columns, `gap` spaces apart and without trailing spaces. kubectl has a gap of three.
 pub fn align<R: AsRef<[String]>>(rows: &[R], gap: usize) -> String {
     let cells = || rows.iter().map(AsRef::as_ref);
     let columns = cells().map(<[String]>::len).max().unwrap_or(0);

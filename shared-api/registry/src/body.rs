@@ -37,7 +37,7 @@ pub(crate) async fn next(body: &mut Incoming) -> Option<Result<Bytes, RegistryEr
     }
 }
 
-/// Reads a body of at most so many bytes.
+/// Reads a body of at most `limit` bytes.
 pub(crate) async fn read(response: Response<Incoming>, limit: usize) -> Result<Vec<u8>, RegistryError> {
     refuse_encoded(&response)?;
     let too_large = || RegistryError::new(Kind::Protocol, format!("its answer is larger than {limit} bytes"));

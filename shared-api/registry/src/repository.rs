@@ -166,7 +166,7 @@ impl Repository {
         self.whole("manifests", descriptor, MAX_MANIFEST).await
     }
 
-    /// Fetches a blob of at most so many bytes, whole and with its digest checked: a configuration, or a signature.
+    /// Fetches a blob of at most `limit` bytes, whole and with its digest checked: a configuration, or a signature.
     pub async fn small_blob(&self, descriptor: &Descriptor, limit: u64) -> Result<Vec<u8>, RegistryError> {
         self.whole("blobs", descriptor, limit).await
     }

@@ -16,10 +16,10 @@ pub const ALLOW: &str = "prepull.kubeedge.io/allow";
 /// the keys of the entries. An entry without `*` in its host needs none, since it names its host itself.
 pub const ALLOW_HOSTS: &str = "prepull.kubeedge.io/allow-hosts";
 
-/// What stands before the name of a NodeImage.
+/// The prefix of a NodeImage's name.
 const NODE_IMAGE: &str = "nodeimage/";
 
-/// Who wants to use a Secret.
+/// A user of a Secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SecretUser<'a> {
     /// The ImagePrePullJob of this name.
@@ -28,7 +28,7 @@ pub enum SecretUser<'a> {
     NodeImage(&'a str),
 }
 
-/// What the owner of a Secret has allowed. Without annotations that is nothing.
+/// The consent of a Secret's owner. Without annotations it allows nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Consent {
     /// The annotation [`ALLOW`] as it is written, trimmed.

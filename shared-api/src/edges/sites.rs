@@ -49,7 +49,7 @@ impl SiteQuery {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SiteList {
-    /// The sites that share layers, or that remember who has some; at most a thousand.
+    /// The sites that share layers, or that still remember holders of some; at most a thousand.
     pub items: Vec<Site>,
     /// Since when the leader counts.
     pub known_since: Time,

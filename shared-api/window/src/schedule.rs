@@ -9,7 +9,7 @@ use prepull_api::download::{TimeOfDay, Weekday, Window, Zone};
 
 use crate::zones;
 
-/// Windows recur weekly: within so many days each of them opens, also where a change of the offset moves it.
+/// Windows recur weekly: within eight days each of them opens, also where a change of the offset moves it.
 const LOOK_AHEAD: SignedDuration = SignedDuration::from_hours(8 * 24);
 /// The civil date of a moment differs by at most one day from that of another zone.
 const DAY: SignedDuration = SignedDuration::from_hours(24);

@@ -149,7 +149,7 @@ impl Repository {
         Err(RegistryError::new(kind, message))
     }
 
-    /// The body of an answer, of at most so many bytes.
+    /// Reads the body of an answer, of at most `limit` bytes.
     pub(super) async fn read(&self, answer: Answer, limit: u64) -> Result<Vec<u8>, RegistryError> {
         let Answer { response, from, .. } = answer;
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
