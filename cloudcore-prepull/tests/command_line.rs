@@ -34,7 +34,7 @@ fn assert_error(line: &str, files: &[(&str, &str)], status: i32, words: &[&str])
 }
 
 #[test]
-fn a_usage_error_names_the_flag_and_a_valid_value() {
+fn a_usage_error_names_flag_and_value() {
     for (line, words) in [
         (
             "run --lease-duration 5s",
@@ -56,7 +56,7 @@ fn a_usage_error_names_the_flag_and_a_valid_value() {
 }
 
 #[test]
-fn an_error_without_a_cluster_lists_where_it_was_looked_for() {
+fn a_missing_cluster_lists_the_places_tried() {
     for line in ["run", "token list", "plan --job job.yaml"] {
         let files = [("job.yaml", include_str!("../../manifests/samples/minimal.yaml"))];
         assert_error(line, &files, 1, &["no cluster found: give --kubeconfig", ".kube/config"]);
@@ -68,7 +68,7 @@ fn an_error_without_a_cluster_lists_where_it_was_looked_for() {
 }
 
 #[test]
-fn an_error_at_the_start_is_in_the_format_of_the_log() {
+fn startup_errors_use_the_log_format() {
     let (ended, said) = run("run --log-format json --kubeconfig nope", &[]);
     assert_eq!(ended, Some(1), "{said}");
     let line: serde_json::Value = serde_json::from_str(said.lines().last().unwrap()).unwrap();
@@ -100,7 +100,7 @@ fn an_unreachable_cluster_is_named() {
 }
 
 #[test]
-fn the_ca_files_are_checked_before_this_replica_leads() {
+fn ca_files_are_checked_before_leading() {
     let files = [("dead", DEAD), ("ca.crt", "no certificate"), ("ca.key", "no key")];
     assert_error(
         "run --kubeconfig dead --ca-cert nope --ca-key ca.key",
@@ -113,7 +113,7 @@ fn the_ca_files_are_checked_before_this_replica_leads() {
 }
 
 #[test]
-fn a_ca_that_is_the_clusters_is_refused_at_the_start() {
+fn the_clusters_own_ca_is_refused() {
     let key = rcgen::KeyPair::generate().unwrap();
     let mut params = rcgen::CertificateParams::default();
     params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
@@ -125,7 +125,7 @@ fn a_ca_that_is_the_clusters_is_refused_at_the_start() {
 }
 
 #[test]
-fn an_invalid_token_id_is_neither_sent_nor_quoted() {
+fn an_invalid_token_id_is_never_quoted() {
     for id in ["../../secrets/x", "0123456789AB", "abc.0123456789ab.s3cret"] {
         let line = format!("token revoke {id} --kubeconfig dead");
         assert_error(

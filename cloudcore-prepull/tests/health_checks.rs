@@ -81,7 +81,7 @@ fn documents(file: &str) -> Vec<Value> {
 }
 
 #[test]
-fn argo_cd_waits_for_what_the_spec_asks_for() {
+fn argo_cd_waits_for_the_specs_end() {
     let data = &documents("argocd-health.yaml")[0]["data"];
     let script =
         data["resource.customizations.health.operations.kubeedge.io_ImagePrePullJob"].as_str().unwrap();
@@ -103,7 +103,7 @@ struct HealthCheck {
 }
 
 #[test]
-fn flux_waits_for_what_the_spec_asks_for() {
+fn flux_waits_for_the_specs_end() {
     let spec = &documents("flux-kustomization.yaml")[0]["spec"];
     let check: HealthCheck = serde_json::from_value(spec["healthCheckExprs"][0].clone()).unwrap();
     let in_order = [("InProgress", check.in_progress), ("Failed", check.failed), ("Current", check.current)];

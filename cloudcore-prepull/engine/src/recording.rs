@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recording_begins_with_a_leader_and_may_go_on_with_others() {
+    fn a_recording_may_span_several_leaders() {
         let at = "2026-01-01T00:00:00Z".to_owned();
         let begin = || Entry::Begin {
             version: "made up".to_owned(),

@@ -39,7 +39,7 @@ fn recorded(kruise: bool) -> Vec<u8> {
 }
 
 #[test]
-fn a_node_works_on_one_task_at_a_time_over_both_apis() {
+fn both_apis_share_a_nodes_single_slot() {
     let mut world = World::new(1, true, second, false);
     let began = world.now;
     world.make_job("job", None);
@@ -55,7 +55,7 @@ fn play(recording: &[u8]) -> Result<Replay, ReplayError> {
 }
 
 #[test]
-fn a_replay_takes_the_same_actions_as_the_recorded_engine() {
+fn a_replay_repeats_the_recorded_actions() {
     for kruise in [false, true] {
         let replayed = play(&recorded(kruise)).unwrap();
         assert_eq!(replayed.differences, Vec::<String>::new());
@@ -68,7 +68,7 @@ fn a_replay_takes_the_same_actions_as_the_recorded_engine() {
 }
 
 #[test]
-fn a_replay_names_the_line_where_it_parts_from_the_recording() {
+fn a_replay_names_the_first_differing_line() {
     let text = String::from_utf8(recorded(false)).unwrap();
     let lines: Vec<_> = text.lines().collect();
     let result = lines.iter().position(|line| line.contains(r#""type":"result""#)).unwrap();
@@ -81,7 +81,7 @@ fn a_replay_names_the_line_where_it_parts_from_the_recording() {
 }
 
 #[test]
-fn a_line_cut_by_a_kill_is_passed_over_and_another_one_is_not() {
+fn only_lines_cut_by_kills_are_skipped() {
     let whole = recorded(false);
     let half = whole.len() - 20;
     // The process was killed, and another one went on with the file.
@@ -102,7 +102,7 @@ fn a_line_cut_by_a_kill_is_passed_over_and_another_one_is_not() {
 }
 
 #[test]
-fn a_file_that_is_no_recording_is_not_played() {
+fn only_recordings_are_played() {
     for (file, expected) in [
         ("not a recording", "line 1 is not an entry of a recording that this version can play"),
         ("\u{1f}\u{8b}\n\u{0}", "line 1 is not an entry"),

@@ -58,7 +58,7 @@ fn number(name: &str) -> Option<u64> {
 }
 
 #[test]
-fn every_job_and_tag_ends_whatever_faults_happen() {
+fn every_job_and_tag_ends_despite_faults() {
     // The panics of the runs are caught and reported below.
     std::panic::set_hook(Box::new(|_| {}));
     let seeds: Vec<u64> = match number("PREPULL_KRUISE_SEED") {
@@ -82,7 +82,7 @@ fn every_job_and_tag_ends_whatever_faults_happen() {
 }
 
 #[test]
-fn a_never_job_pulls_on_each_of_three_days() {
+fn a_never_job_pulls_three_days() {
     let mut world = World::new(1, false);
     world.calm = true;
     let spec = json!({"image": "nginx:1", "parallelism": 2, "completionPolicy": {"type": "Never"}});

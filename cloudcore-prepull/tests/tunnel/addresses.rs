@@ -92,7 +92,7 @@ impl Proxy {
 }
 
 #[tokio::test]
-async fn an_address_that_refuses_connections_costs_no_wait() {
+async fn a_refusing_address_costs_no_wait() {
     let mut cloud = Cloud::start();
     let urls = vec![url(unused_address().await), url(unused_address().await), cloud.tunnel_url()];
     let mut agent = Agent::dialling(&cloud, "edge-1", urls, no_second_round()).await;
@@ -101,7 +101,7 @@ async fn an_address_that_refuses_connections_costs_no_wait() {
 }
 
 #[tokio::test]
-async fn an_address_that_does_not_answer_costs_only_the_connect_deadline() {
+async fn a_silent_address_costs_the_connect_deadline() {
     assert_eq!(Settings::default().connect_deadline, Duration::from_secs(5));
     let (mut cloud, blackhole) = (Cloud::start(), Blackblackhole::open().await);
     let settings = Settings { connect_deadline: Duration::from_millis(300), ..no_second_round() };
@@ -115,7 +115,7 @@ async fn an_address_that_does_not_answer_costs_only_the_connect_deadline() {
 }
 
 #[tokio::test]
-async fn an_edge_whose_server_is_gone_moves_to_the_next_address() {
+async fn a_lost_server_means_the_next_address() {
     let mut a = Cloud::start();
     let mut b = a.beside(tunnel::Settings::default());
     let proxy = Proxy::to(a.tunnel).await;
@@ -133,7 +133,7 @@ async fn an_edge_whose_server_is_gone_moves_to_the_next_address() {
 }
 
 #[tokio::test]
-async fn a_session_that_broke_off_is_retried_at_the_same_address_first() {
+async fn a_broken_session_retries_its_address_first() {
     let mut a = Cloud::start();
     let mut b = a.beside(tunnel::Settings::default());
     let proxy = Proxy::to(a.tunnel).await;
@@ -150,7 +150,7 @@ async fn a_session_that_broke_off_is_retried_at_the_same_address_first() {
 }
 
 #[tokio::test]
-async fn a_server_that_hangs_is_not_retried_first() {
+async fn a_hanging_server_is_not_retried_first() {
     let mut a = Cloud::start_with(fast());
     let mut b = a.beside(fast());
     let proxy = Proxy::to(a.tunnel).await;
@@ -165,7 +165,7 @@ async fn a_server_that_hangs_is_not_retried_first() {
 }
 
 #[tokio::test]
-async fn a_goaway_sends_the_edge_to_the_next_address_after_the_delay() {
+async fn a_goaway_leads_to_the_next_address() {
     const AFTER: Duration = Duration::from_millis(700);
     let mut a = Cloud::start();
     let mut b = a.beside(tunnel::Settings::default());
@@ -187,7 +187,7 @@ async fn a_goaway_sends_the_edge_to_the_next_address_after_the_delay() {
 }
 
 #[tokio::test]
-async fn joining_and_renewing_try_each_address_and_joining_stores_them_all() {
+async fn joining_tries_and_stores_every_address() {
     let cloud = Cloud::start();
     let stranger = Cloud::start();
     let token = cloud.token(Scope::Node("edge-1".into())).await;
@@ -213,7 +213,7 @@ async fn joining_and_renewing_try_each_address_and_joining_stores_them_all() {
 }
 
 #[tokio::test]
-async fn a_refusal_is_not_retried_at_another_address() {
+async fn a_refusal_is_final_at_every_address() {
     let a = Cloud::start();
     let b = a.beside(tunnel::Settings::default());
     // Of the same CA, but only the second server knows it: the first server's answer is final.

@@ -41,7 +41,7 @@ async fn a_node_is_who_its_certificate_says() {
 }
 
 #[tokio::test]
-async fn foreign_expired_and_missing_certificates_end_at_the_handshake() {
+async fn bad_certificates_end_at_the_handshake() {
     let mut cloud = Cloud::start();
     let stranger = Cloud::start();
     let now = SystemTime::now();
@@ -56,7 +56,7 @@ async fn foreign_expired_and_missing_certificates_end_at_the_handshake() {
 }
 
 #[tokio::test]
-async fn a_certificate_is_accepted_with_clocks_five_minutes_apart() {
+async fn clocks_may_be_five_minutes_apart() {
     let mut cloud = Cloud::start();
     let ahead = SystemTime::now() + Duration::from_secs(300);
     let credentials = Credentials::until(&cloud, "edge-1", HOUR, ahead);
@@ -66,7 +66,7 @@ async fn a_certificate_is_accepted_with_clocks_five_minutes_apart() {
 }
 
 #[tokio::test]
-async fn a_certificate_of_the_ca_for_another_subject_is_refused() {
+async fn another_subjects_certificate_is_refused() {
     let cloud = Cloud::start();
     let ca_key = KeyPair::from_pem(&cloud.authority_key).unwrap();
     let issuer = Issuer::from_ca_cert_der(cloud.cas().signer().certificate(), ca_key).unwrap();
@@ -80,7 +80,7 @@ async fn a_certificate_of_the_ca_for_another_subject_is_refused() {
 }
 
 #[tokio::test]
-async fn the_subject_of_a_kubelet_is_let_in_only_while_it_is_accepted() {
+async fn kubelet_subjects_enter_only_while_accepted() {
     for accept_system_nodes in [true, false] {
         let cloud = Cloud::start_with(Settings { accept_system_nodes, ..Settings::default() });
         let credentials = Credentials::with_old_subject(&cloud, "edge-1");
@@ -94,7 +94,7 @@ async fn the_subject_of_a_kubelet_is_let_in_only_while_it_is_accepted() {
 }
 
 #[tokio::test]
-async fn neither_a_session_nor_a_ticket_outlives_its_certificate() {
+async fn nothing_outlives_its_certificate() {
     let cloud = Cloud::start();
     let credentials = Credentials::until(&cloud, "edge-1", Duration::from_secs(4), SystemTime::now());
     let tls = tls(&cloud, Some(&credentials));

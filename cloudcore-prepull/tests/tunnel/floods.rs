@@ -96,7 +96,7 @@ async fn silent_connections_keep_no_edge_out() {
 
 /// Behind a NAT, or where a Service hides where connections come from.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn silent_connections_from_the_address_of_the_edges_keep_no_edge_out() {
+async fn silent_connections_beside_edges_keep_no_edge_out() {
     edges_are_in_beside(EDGES_ADDRESS, 2000, false, ALL_PLACES).await;
 }
 
@@ -106,13 +106,13 @@ async fn half_handshakes_keep_no_edge_out() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn half_handshakes_from_the_address_of_the_edges_keep_no_edge_out() {
+async fn half_handshakes_beside_edges_keep_no_edge_out() {
     edges_are_in_beside(EDGES_ADDRESS, 400, true, MANY_SLOTS).await;
 }
 
 /// A whole fleet behind one address, without a flood: nobody takes another one's place.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_fleet_behind_one_address_is_in_at_once() {
+async fn a_fleet_shares_one_address() {
     let mut cloud = Cloud::start();
     let took = reconnect(&mut cloud, EDGES).await;
     eprintln!("{EDGES} edges: {took:?}");
@@ -135,7 +135,7 @@ async fn join_and_renew(cloud: &Cloud, node: &str) -> Result<Duration, String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn idle_connections_stop_no_join_and_no_renewal() {
+async fn idle_connections_stop_no_enrolment() {
     let cloud = Cloud::start();
     let (nothing, hello) = (Vec::new(), client_hello(&cloud));
     for (from, per_second, first_bytes, head_start) in [

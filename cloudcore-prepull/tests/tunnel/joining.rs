@@ -22,7 +22,7 @@ fn read(dir: &Path, name: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_join_stores_an_identity_that_a_failed_join_does_not_change() {
+async fn a_failed_join_keeps_the_identity() {
     let cloud = Cloud::start();
     let (dir, token) = (tempfile::tempdir().unwrap(), cloud.token(Scope::Node("edge-1".into())).await);
     let joined = join(&cloud, &token, "edge-1", dir.path()).await.unwrap();
@@ -51,7 +51,7 @@ async fn a_join_stores_an_identity_that_a_failed_join_does_not_change() {
 }
 
 #[tokio::test]
-async fn a_join_whose_answer_was_lost_can_be_repeated() {
+async fn an_unanswered_join_can_be_repeated() {
     let cloud = Cloud::start();
     let (dir, token) = (tempfile::tempdir().unwrap(), cloud.token(Scope::Node("edge-1".into())).await);
     // A proxy that forwards the request and drops the answer.
@@ -92,7 +92,7 @@ async fn a_join_whose_answer_was_lost_can_be_repeated() {
 }
 
 #[tokio::test]
-async fn the_token_is_never_shown_to_a_server_that_is_not_the_one() {
+async fn a_wrong_server_never_sees_the_token() {
     let cloud = Cloud::start();
     let token = cloud.token(Scope::Fleet).await;
     let dir = tempfile::tempdir().unwrap();
@@ -119,7 +119,7 @@ async fn the_token_is_never_shown_to_a_server_that_is_not_the_one() {
 }
 
 #[tokio::test]
-async fn a_server_whose_chain_merely_contains_the_ca_is_not_trusted() {
+async fn containing_the_ca_earns_no_trust() {
     let cloud = Cloud::start();
     let token = cloud.token(Scope::Fleet).await;
     let dir = tempfile::tempdir().unwrap();
@@ -183,7 +183,7 @@ async fn a_failed_join_names_its_cause() {
 }
 
 #[tokio::test]
-async fn a_server_name_mismatch_lists_the_certificates_names() {
+async fn a_name_mismatch_lists_the_certificates_names() {
     let cloud = Cloud::start();
     let token = cloud.token(Scope::Fleet).await;
     let dir = tempfile::tempdir().unwrap();
@@ -203,7 +203,7 @@ async fn a_server_name_mismatch_lists_the_certificates_names() {
 }
 
 #[tokio::test]
-async fn another_nodes_identity_is_replaced_only_with_force() {
+async fn only_force_replaces_another_nodes_identity() {
     let cloud = Cloud::start();
     let (dir, token) = (tempfile::tempdir().unwrap(), cloud.token(Scope::Fleet).await);
     join(&cloud, &token, "edge-1", dir.path()).await.unwrap();
@@ -222,7 +222,7 @@ async fn another_nodes_identity_is_replaced_only_with_force() {
 }
 
 #[tokio::test]
-async fn a_renewed_certificate_is_used_without_a_restart() {
+async fn a_renewed_certificate_needs_no_restart() {
     let mut cloud = Cloud::start();
     let mut agent = Agent::start(&cloud, "edge-1", None).await;
     agent.connected(Hello::default()).await;
@@ -271,7 +271,7 @@ async fn a_node_renews_at_a_bounded_rate() {
 }
 
 #[tokio::test]
-async fn a_certificate_is_renewed_when_it_is_due() {
+async fn a_due_certificate_is_renewed() {
     let cloud = Cloud::start();
     let (dir, token) = (tempfile::tempdir().unwrap(), cloud.token(Scope::Fleet).await);
     join(&cloud, &token, "edge-1", dir.path()).await.unwrap();
@@ -306,7 +306,7 @@ fn expire(cloud: &Cloud, dir: &Path, ago: Duration) {
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
 #[tokio::test]
-async fn an_expired_certificate_is_renewed_within_the_grace_and_the_tunnel_waits_for_it() {
+async fn an_expired_certificate_renews_within_the_grace() {
     let mut cloud = Cloud::start();
     let (dir, token) = (tempfile::tempdir().unwrap(), cloud.token(Scope::Fleet).await);
     join(&cloud, &token, "edge-1", dir.path()).await.unwrap();
@@ -321,7 +321,7 @@ async fn an_expired_certificate_is_renewed_within_the_grace_and_the_tunnel_waits
 }
 
 #[tokio::test]
-async fn an_expired_certificate_needs_a_new_join_after_the_grace() {
+async fn expiry_beyond_the_grace_needs_a_join() {
     let cloud = Cloud::start();
     let (dir, token) = (tempfile::tempdir().unwrap(), cloud.token(Scope::Fleet).await);
     join(&cloud, &token, "edge-1", dir.path()).await.unwrap();
@@ -335,7 +335,7 @@ async fn an_expired_certificate_needs_a_new_join_after_the_grace() {
 }
 
 #[tokio::test]
-async fn an_expired_certificate_of_another_ca_renews_nothing() {
+async fn another_cas_expired_certificate_renews_nothing() {
     let (cloud, stranger) = (Cloud::start(), Cloud::start());
     let refused = async |credentials: &raw::Credentials| {
         let stream = TcpStream::connect(cloud.enroll).await.unwrap();
@@ -354,7 +354,7 @@ async fn an_expired_certificate_of_another_ca_renews_nothing() {
 }
 
 #[tokio::test]
-async fn unless_joined_renews_an_expired_certificate_without_a_token() {
+async fn unless_joined_renews_without_a_token() {
     let cloud = Cloud::start();
     let (dir, token) = (tempfile::tempdir().unwrap(), cloud.token(Scope::Fleet).await);
     join(&cloud, &token, "edge-1", dir.path()).await.unwrap();
@@ -367,7 +367,7 @@ async fn unless_joined_renews_an_expired_certificate_without_a_token() {
 }
 
 #[tokio::test]
-async fn a_ticket_of_the_tunnel_or_of_enrolment_does_not_stand_for_a_key_when_renewing() {
+async fn a_resumed_session_cannot_renew() {
     let cloud = Cloud::start();
     let tls = raw::tls(&cloud, Some(&raw::Credentials::of(&cloud, "edge-1")));
     for _ in 0..2 {
@@ -381,7 +381,7 @@ async fn a_ticket_of_the_tunnel_or_of_enrolment_does_not_stand_for_a_key_when_re
 }
 
 #[tokio::test]
-async fn renewing_requires_a_client_certificate_and_reading_the_ca_does_not() {
+async fn only_renewing_needs_a_client_certificate() {
     let cloud = Cloud::start();
     let request = |head: &'static str, tls| async move {
         let stream = TcpStream::connect(cloud.enroll).await.unwrap();

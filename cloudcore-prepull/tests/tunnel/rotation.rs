@@ -119,7 +119,7 @@ async fn quiet(cloud: &mut Cloud) {
 }
 
 #[tokio::test]
-async fn edges_that_are_away_at_any_step_of_a_rotation_come_back_without_joining_again() {
+async fn absent_edges_survive_a_rotation() {
     let mut cloud = Cloud::start();
     let mut steps = Steps::of(&cloud);
     let before = cloud.cas();
@@ -176,7 +176,7 @@ async fn edges_that_are_away_at_any_step_of_a_rotation_come_back_without_joining
 }
 
 #[tokio::test]
-async fn whoever_holds_a_certificate_of_a_retired_ca_loses_its_session_and_gets_no_other() {
+async fn a_retired_cas_certificates_are_refused() {
     let mut cloud = Cloud::start();
     let mut steps = Steps::of(&cloud);
     // An agent that knows nothing of rotations says nothing of the CAs, and is told nothing.
@@ -209,7 +209,7 @@ async fn whoever_holds_a_certificate_of_a_retired_ca_loses_its_session_and_gets_
 
 /// A false cloud had the key of the CA, and named a CA of its own beside it or instead of it.
 #[tokio::test]
-async fn a_foreign_ca_goes_with_the_next_session() {
+async fn the_next_session_drops_a_foreign_ca() {
     let cloud = Cloud::start();
     let (honest, foreign) = (cloud.cas().bundle(), Cloud::start().cas().bundle());
     let led_astray = Agent::join(&cloud, "led-astray").await;

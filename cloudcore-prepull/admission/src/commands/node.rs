@@ -132,7 +132,7 @@ mod tests {
     use crate::records::record::{HeldKey, Revocation};
 
     #[test]
-    fn the_table_shows_certificate_key_and_revocation_of_each_node() {
+    fn the_table_shows_each_nodes_admission() {
         let end = |days: u64| UNIX_EPOCH + Duration::from_secs(1_800_000_000 + days * 86_400);
         let certified = |byte, days, form| {
             HeldKey::new(KeyHash::new([byte; 32]), end(days)).certified(Some([byte; 32].into()), form)

@@ -221,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_shows_scope_expiry_and_use_of_each_token() {
+    fn the_table_shows_each_token() {
         let token = |id: &str, scope, used| ListedToken {
             id: id.into(),
             scope,
@@ -243,13 +243,13 @@ ID            SCOPE        EXPIRES               USED
     }
 
     #[test]
-    fn the_install_line_has_the_token_where_no_user_of_the_node_sees_it() {
+    fn the_install_line_hides_the_token() {
         let line = render_line("abc", &Scope::Node("edge-1".into()), &["a.example".to_owned()]);
         assert_eq!(line, "PREPULL_TOKEN=abc edgecore-prepull install --server a.example --node-name edge-1");
     }
 
     #[test]
-    fn whoever_creates_a_token_is_told_its_end_and_the_install_line_without_the_token() {
+    fn creation_hints_omit_the_token() {
         let expires = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
         let servers = ["a.example".to_owned(), "b.example".to_owned()];
         let render_hints = |scope: &Scope, servers: &[String], is_missing| {
@@ -278,7 +278,7 @@ ID            SCOPE        EXPIRES               USED
     }
 
     #[test]
-    fn the_fingerprint_of_a_file_is_that_of_its_ca() {
+    fn a_files_fingerprint_is_its_cas() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ca.crt");
         assert!(format!("{:#}", read_fingerprint(&path).unwrap_err()).contains("ca.crt (--ca-cert)"));

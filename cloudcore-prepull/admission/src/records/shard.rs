@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn records_are_read_back_and_one_that_cannot_be_read_counts_as_revoked() {
+    fn an_unreadable_record_counts_as_revoked() {
         let mut shard = Shard::default();
         let revoked = Revocation { at: "2026-11-22T04:00:00Z".to_owned(), rejoined: true };
         assert!(shard.put(&"edge-1".into(), record(None)));
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_record_takes_no_room_and_a_shard_has_a_bound() {
+    fn shards_are_bounded() {
         let mut shard = Shard::default();
         assert!(!shard.put(&"edge-1".into(), NodeRecord::default()));
         shard.put(&"edge-1".into(), record(None));

@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_read_back_from_its_secret_unless_it_is_malformed() {
+    fn a_well_formed_token_round_trips() {
         let expires = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
         let fleet = Record {
             scope: Scope::Fleet,
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_token_that_has_changed_is_not_replaced() {
+    async fn a_changed_token_is_not_replaced() {
         let (store, expires) = (Store::in_memory(), UNIX_EPOCH);
         let secret_hash = SecretHash([1; 32]);
         let record =

@@ -13,7 +13,7 @@ use crate::shared::outcomes::WriteOutcome;
 use crate::shared::session::SessionId;
 
 #[test]
-fn each_api_says_when_its_first_lists_have_arrived() {
+fn each_api_reports_its_first_lists() {
     use controller::Input as Prepull;
     let now = Timestamp::UNIX_EPOCH;
     let mut engine = Engine::with_kruise(Selector::parse("edge").unwrap());
@@ -41,7 +41,7 @@ fn each_api_says_when_its_first_lists_have_arrived() {
 }
 
 #[test]
-fn a_node_image_comes_and_goes_with_its_node() {
+fn node_images_follow_nodes() {
     use controller::Input as Prepull;
     use node_images::{Write, Written};
     let mut engine = Engine::with_kruise(Selector::parse("edge").unwrap());
@@ -94,7 +94,7 @@ fn a_node_image_comes_and_goes_with_its_node() {
 }
 
 #[test]
-fn a_node_that_pulls_for_one_api_is_busy_for_the_other_until_it_has_ended() {
+fn one_apis_pull_blocks_the_other() {
     use controller::Input as Prepull;
     let mut now = Timestamp::UNIX_EPOCH;
     let (node, session) = (NodeName::from("edge-1"), SessionId(1));
@@ -178,7 +178,7 @@ fn succeeded(task: &TaskId) -> TaskResult {
 }
 
 #[test]
-fn what_a_session_says_goes_to_the_engine_that_has_its_task() {
+fn a_message_reaches_its_tasks_engine() {
     let task = |job: &str| TaskId { job: JobUid(job.to_owned()), attempt: 1 };
     let of_job = task("0f7c3a51-8a5c-4a3e-9d0b-111111111111");
     let of_node_image = task("0f7c3a51-8a5c-4a3e-9d0b-111111111111.0011223344556677");

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn up_to_200_nodes_keep_the_order_of_the_job() {
+    fn up_to_200_nodes_keep_their_order() {
         let nodes: Vec<_> = (0..200)
             .map(|n| {
                 node(&format!("n{n}"), if n == 150 { NodePhase::Failure } else { NodePhase::Successful }, 1)
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn the_view_stays_small_and_failures_keep_their_images() {
+    fn the_view_stays_small_but_keeps_failures() {
         let nodes: Vec<_> = (0..200)
             .map(|n| {
                 node(&format!("n{n}"), if n >= 195 { NodePhase::Failure } else { NodePhase::Successful }, 40)
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_stays_within_its_budget_whatever_the_reasons() {
+    fn long_reasons_cannot_exceed_a_reports_budget() {
         let capacity = nodes_in_report(std::iter::repeat_n("registry.example/team/application:v1.2.3", 10));
         assert!((100..MAX_NODES_IN_REPORT).contains(&capacity), "{capacity}");
         let nodes: Vec<_> = (0..capacity)
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_of_liars_stays_within_its_budget() {
+    fn liars_cannot_exceed_a_reports_budget() {
         let capacity = nodes_in_report(std::iter::repeat_n("r/a:1", 256));
         let nodes: Vec<_> = (0..capacity)
             .map(|n| {
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_finds_no_room_keeps_the_beginning_of_its_reasons() {
+    fn reasons_without_room_are_cut_short() {
         let mut whole = node("n", NodePhase::Failure, 1);
         whole.reason = "é".repeat(1024);
         whole.image_status[0].reason.clone_from(&whole.reason);

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn the_delays_of_nodes_are_spread_over_the_jitter_and_stay_the_same() {
+    fn node_delays_are_spread_and_stable() {
         let rule = rule(1200);
         let mut delays: Vec<_> = (0..200).map(|n| rule.delay(&format!("edge-{n}"))).collect();
         assert_eq!(delays[7], rule.delay("edge-7"));
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_clock_only_what_counts_is_kept() {
+    fn only_relevant_clock_fields_are_kept() {
         let clock = NodeClock { time_zone: Some("Europe/Berlin".to_owned()), windows: Vec::new() };
         assert_eq!(rule(0).relevant(&clock), Some(clock.clone()));
         assert_eq!(WindowRule::default().relevant(&clock), None);
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_edge_says_of_its_clock_is_checked() {
+    fn an_edges_clock_report_is_validated() {
         let mut bad = parse_window("01:00+1h").unwrap();
         bad.time_zone = "x\ny".to_owned().into();
         let hello = Hello {

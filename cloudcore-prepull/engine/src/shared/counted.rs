@@ -17,7 +17,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_is_singular_and_every_other_number_is_plural() {
+    fn only_one_is_singular() {
         let texts = [0, 1, 2].map(|number| counted_len(number, "node"));
         assert_eq!(texts, ["0 nodes", "1 node", "2 nodes"]);
     }

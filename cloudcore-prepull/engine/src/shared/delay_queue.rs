@@ -84,7 +84,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_queue_is_a_map_of_moments_that_is_asked_for_the_earliest(
+        fn the_queue_yields_the_earliest_moment(
             steps in proptest::collection::vec((0_u8..8, proptest::option::of(0_i64..50), 0_i64..50), 0..100),
         ) {
             let (mut queue, mut expected) = (DelayQueue::default(), BTreeMap::new());

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_in_debt_says_how_much_it_lacks() {
+    fn a_bucket_in_debt_reports_its_debt() {
         let mut bucket = TokenBucket::new(10.0, 2.0);
         assert_eq!((bucket.level(at(0)), bucket.ready_at(1.0)), (2.0, Some(at(0))));
         bucket.take(5.0, at(0));
@@ -242,14 +242,14 @@ mod tests {
 
     #[test]
     #[expect(clippy::disallowed_methods, reason = "an Instant comes from nowhere else")]
-    fn an_instant_is_a_moment_like_any_other() {
+    fn an_instant_works_as_a_moment() {
         let now = Instant::now();
         let later = now.after(MILLISECOND);
         assert_eq!((later.since(now), now.since(later)), (MILLISECOND, Duration::ZERO));
     }
 
     #[test]
-    fn a_clock_that_is_set_back_takes_nothing_out_of_a_bucket() {
+    fn a_clock_set_back_drains_no_bucket() {
         let mut bucket = TokenBucket::new(20.0, 60.0);
         assert_eq!(bucket.try_take(1.0, at(3_600_000)), Ok(()));
         assert_eq!(bucket.try_take(59.0, at(0)), Ok(()));
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn the_wait_doubles_up_to_the_longest_and_begins_anew_after_a_success() {
+    fn waits_double_and_reset_on_success() {
         let mut backoff = Backoff::new(250 * MILLISECOND, Duration::from_secs(5));
         assert!(!backoff.has_failed());
         let waits: Vec<_> = (0..7).map(|_| backoff.next_wait().as_millis()).collect();
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn each_key_has_a_bucket_of_its_own() {
+    fn each_key_has_its_own_bucket() {
         let mut buckets = BucketPerKey::new(1.0, 2.0, 100);
         let taken = |buckets: &mut BucketPerKey<u32, Timestamp>, key, millis| {
             (0..10).filter(|_| buckets.try_take(&key, at(millis)).is_ok()).count()
@@ -301,7 +301,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_more_than_the_burst_and_the_rate_pass_in_any_time(
+        fn burst_and_rate_bound_every_interval(
             per_second in 1_u32..200,
             burst in 1_u32..200,
             pauses in proptest::collection::vec(0_i64..500, 1..200),
@@ -318,7 +318,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_refused_passes_after_the_wait_that_was_named(
+        fn a_refused_request_passes_after_its_wait(
             per_second in 0.1_f64..200.0,
             burst in 1.0_f64..200.0,
             costs in proptest::collection::vec(0.1_f64..1.0, 1..100),
@@ -336,7 +336,7 @@ mod tests {
         }
 
         #[test]
-        fn a_wait_is_never_shorter_than_the_one_before(first in 1_u64..10_000, factor in 1_u32..1_000, tries in 1..100) {
+        fn waits_never_get_shorter(first in 1_u64..10_000, factor in 1_u32..1_000, tries in 1..100) {
             let first = Duration::from_millis(first);
             let mut backoff = Backoff::new(first, first * factor);
             let waits: Vec<_> = (0..tries).map(|_| backoff.next_wait()).collect();

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tries_and_waits_count_and_the_last_wait_leaves_time() {
+    fn the_last_wait_leaves_time_to_pull() {
         let (mut postponement, limit) = (Postponement::default(), Duration::from_secs(60));
         let waits = std::iter::from_fn(|| postponement.next_wait(Duration::from_secs(2), limit));
         let waits: Vec<_> = waits.map(|wait| wait.as_secs()).collect();

@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_of_single_images_are_those_of_their_pulls() {
+    fn single_image_events_are_pull_events() {
         assert!(is_of_one_image(PULL_IMAGE_SUCCEED) && is_of_one_image(PULL_IMAGE_FAILED));
         assert!(!is_of_one_image(NO_ELIGIBLE_NODES));
     }

@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_node_works_on_and_may_outlives_the_jobs_that_waited_for_it() {
+    fn node_slots_outlive_their_waiting_jobs() {
         let (idle, at_work, wide) =
             (NodeName::from("idle"), NodeName::from("at-work"), NodeName::from("wide"));
         let job = JobUid("job".to_owned());

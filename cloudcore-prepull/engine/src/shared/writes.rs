@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pace_bounds_the_writes_of_an_object() {
+    fn the_pace_bounds_an_objects_writes() {
         assert_eq!(writes(Pace::Slow, 20_000), 4);
         assert_eq!(writes(Pace::Soon, 20_000), 20);
         // The burst, what comes back while it lasts, then about one a second.
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn the_burst_comes_back_with_each_second_however_often_something_is_written() {
+    fn the_burst_refills_every_second() {
         let mut used = UsedBurst::default();
         (0..5).for_each(|_| used.count_write(at(0)));
         // Of four writes in two seconds two count, though none comes a second after the one before.
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_goes_out_with_the_version_that_it_waits_for() {
+    fn a_waiting_item_leaves_with_its_version() {
         let mut writes = Writes::default();
         writes.touch(Pace::Slow);
         assert!(writes.after(Deferred::Dispatch("a".into(), START)).is_none());

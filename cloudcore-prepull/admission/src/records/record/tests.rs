@@ -51,7 +51,7 @@ fn own_token(after: Option<&str>) -> Admission {
 }
 
 #[test]
-fn a_key_supersedes_the_one_before_once_it_is_seen() {
+fn a_new_key_supersedes_the_old_once_seen() {
     let mut subject = Subject::default();
     assert_eq!(subject.stand(1), Ok(Standing::ToBeRecorded), "an edge of a release without records");
     subject.seen(1).renew(1, 2).unwrap();
@@ -69,7 +69,7 @@ fn a_key_supersedes_the_one_before_once_it_is_seen() {
 }
 
 #[test]
-fn a_renewal_whose_answer_was_lost_may_be_repeated_and_its_key_file_may_be_lost_too() {
+fn an_unanswered_renewal_may_be_repeated() {
     let mut subject = Subject::default();
     subject.seen(1);
     subject.renew(1, 2).unwrap();
@@ -85,7 +85,7 @@ fn a_renewal_whose_answer_was_lost_may_be_repeated_and_its_key_file_may_be_lost_
 }
 
 #[test]
-fn a_renewal_by_an_agent_that_runs_on_heals_a_join_without_an_answer() {
+fn a_renewal_heals_an_unanswered_join() {
     let mut subject = Subject::default();
     subject.seen(1).join(own_token(None), 2).unwrap();
     assert_eq!(subject.stand(1), Ok(Standing::Known), "no alarm as long as nobody uses the newer one");
@@ -97,7 +97,7 @@ fn a_renewal_by_an_agent_that_runs_on_heals_a_join_without_an_answer() {
 }
 
 #[test]
-fn a_revoked_node_is_out_whatever_was_issued_before_and_in_again_by_a_token_that_was_made_afterwards() {
+fn only_a_newer_token_readmits_a_revoked_node() {
     let mut subject = Subject::default();
     subject.seen(1);
     subject.renew(1, 2).unwrap(); // a second before
@@ -130,7 +130,7 @@ fn a_revoked_node_is_out_whatever_was_issued_before_and_in_again_by_a_token_that
 }
 
 #[test]
-fn a_revocation_that_is_taken_back_leaves_no_trace() {
+fn an_undone_revocation_leaves_no_trace() {
     let mut subject = Subject::default();
     subject.seen(1);
     let before = subject.clone();
@@ -144,7 +144,7 @@ fn a_revocation_that_is_taken_back_leaves_no_trace() {
 }
 
 #[test]
-fn a_revocation_that_keeps_the_old_keys_out_of_a_node_that_has_joined_again_is_not_taken_back_by_mistake() {
+fn unrevoking_a_rejoined_node_is_refused() {
     let mut subject = Subject::default();
     subject.seen(1).revoke("t1");
     subject.join(own_token(Some("t1")), 2).unwrap();
@@ -164,7 +164,7 @@ struct Edge {
 }
 
 #[test]
-fn an_edge_that_nobody_copied_is_never_locked_out() {
+fn an_uncopied_edge_is_never_locked_out() {
     let chances = |mut state: u64| {
         move |of: u64| {
             state ^= state << 13;

@@ -74,7 +74,7 @@ mod tests {
     use crate::kruise::node_images::tests::request;
 
     #[test]
-    fn a_write_from_before_a_deletion_does_not_take_out_later_requests() {
+    fn an_old_write_keeps_later_requests() {
         let mut queue = RequestQueue::default();
         queue.push(Arc::new(request("one")), false);
         let carried = queue.take();
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_request_of_a_job_replaces_the_one_that_waits_and_keeps_its_new_round() {
+    fn a_later_request_replaces_the_waiting_one() {
         let mut queue = RequestQueue::default();
         queue.push(Arc::new(request("one")), true);
         let later = Arc::new(TagRequest { image_pull_policy: Some("Always".to_owned()), ..request("one") });

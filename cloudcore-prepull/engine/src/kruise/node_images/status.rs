@@ -88,7 +88,7 @@ mod tests {
     use crate::kruise::node_images::tests::add_manual_tag;
 
     #[test]
-    fn each_tag_of_the_spec_counts_once_and_waits_until_more_is_known_of_it() {
+    fn each_tag_counts_once_and_starts_waiting() {
         let mut spec = NodeImageSpec::default();
         for tag in ["1", "2", "1"] {
             add_manual_tag(&mut spec, "a", tag);

@@ -22,7 +22,7 @@ fn list(changes: &Value) -> Result<ValidListJob, String> {
 }
 
 #[test]
-fn a_job_without_optional_fields_has_kruises_defaults() {
+fn unset_fields_get_kruises_defaults() {
     let template = ValidTemplate {
         nodes: NodeChoice::All,
         parallelism: 1,
@@ -74,7 +74,7 @@ fn every_field_is_parsed() {
 }
 
 #[test]
-fn values_that_kruise_allows_although_they_are_empty_or_negative_are_valid() {
+fn kruises_empty_and_negative_values_are_valid() {
     let template = |changes: Value| pull(&changes).unwrap().template;
     assert_eq!(template(json!({"selector": {}})).nodes, NodeChoice::All);
     assert_eq!(template(json!({"selector": {"matchLabels": {}}})).nodes, NodeChoice::All);
@@ -224,7 +224,7 @@ fn a_valid_tag_is_parsed() {
 }
 
 #[test]
-fn an_invalid_tag_is_refused_with_the_reason() {
+fn an_invalid_tag_is_refused_with_reason() {
     let digest = "invalid image nginx: digest \"sha256:12\" in image \"nginx@sha256:12\" is malformed: write sha256: and 64 lowercase hexadecimal digits, or sha384: with 96, or sha512: with 128";
     let ttl = |ttl: i32| json!({"pullPolicy": {"ttlSecondsAfterFinished": ttl}});
     for (name, changes, words) in [

@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_condition_keeps_its_transition_time_until_it_changes() {
+    fn an_unchanged_condition_keeps_its_transition_time() {
         let early = Timestamp::from_second(1_000).unwrap();
         let late = Timestamp::from_second(2_000).unwrap();
         let fact =

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_job_counts_once_in_its_last_phase() {
+    fn each_job_counts_in_its_last_phase() {
         let mut census = Census::default();
         let [one, two] = ["one", "two"].map(|job| JobUid(job.to_owned()));
         for phase in [JobPhase::Init, JobPhase::InProgress, JobPhase::InProgress] {

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_is_settled_until_it_is_edited() {
+    fn a_job_stays_settled_until_edited() {
         let at = parks_at(ENDED.parse().unwrap());
         let before = at - Duration::from_secs(1);
         assert!(!is_settled(&ended(1), before) && is_settled(&ended(1), at));
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lean_job_is_parked_as_a_whole_one() {
+    fn lean_and_full_jobs_park_alike() {
         let at = parks_at(ENDED.parse().unwrap());
         for object in [ended(1), ended(2), unreadable(ended(1)), object(1, &json!({"completionTime": ENDED}))]
         {
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_carried_out_decides_on_pins_and_deletion() {
+    fn the_accepted_spec_decides_pins_and_deletion() {
         let at = parks_at(ENDED.parse().unwrap());
         for (started, pins, lasts) in [
             (

@@ -364,7 +364,7 @@ fn on(nodes: &[&str]) -> Input {
 }
 
 #[test]
-fn a_node_is_recorded_before_its_task_is_sent() {
+fn a_start_is_recorded_before_it_is_sent() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
     world.api_up = false;
@@ -377,7 +377,7 @@ fn a_node_is_recorded_before_its_task_is_sent() {
 }
 
 #[test]
-fn a_result_is_acknowledged_only_when_the_api_server_has_it() {
+fn a_result_is_recorded_before_its_acknowledgement() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
     world.give(on(&["a"]));
@@ -422,7 +422,7 @@ fn a_burst_of_results_makes_one_write() {
 }
 
 #[test]
-fn an_invalid_job_says_why_and_an_edit_gives_it_another_chance() {
+fn an_edit_revives_an_invalid_job() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
     world.give(job(json!({"nodeNames": ["a"], "failureTolerate": "many"}), 1, None));
@@ -438,7 +438,7 @@ fn an_invalid_job_says_why_and_an_edit_gives_it_another_chance() {
 }
 
 #[test]
-fn an_invalid_job_is_not_judged_again_after_a_restart() {
+fn a_restart_does_not_rejudge_invalid_jobs() {
     let mut world = World::new(&["a"]);
     world.give(job(json!({"nodeNames": []}), 1, None));
     let stored = world.status().clone();
@@ -450,7 +450,7 @@ fn an_invalid_job_is_not_judged_again_after_a_restart() {
 }
 
 #[test]
-fn a_job_without_an_eligible_node_fails_and_names_the_nodes() {
+fn a_job_without_eligible_nodes_names_them() {
     let mut world = World::new(&["a"]);
     world.give(on(&["nowhere"]));
     assert_eq!(world.status().phase, JobPhase::Failure);
@@ -477,7 +477,7 @@ fn deleting_a_job_cancels_what_runs() {
 }
 
 #[test]
-fn an_edge_that_was_away_when_the_job_was_deleted_is_told_when_it_is_back() {
+fn a_returning_edge_learns_of_deleted_jobs() {
     let mut world = World::new(&["a"]);
     world.up(
         "a",
@@ -491,7 +491,7 @@ fn an_edge_that_was_away_when_the_job_was_deleted_is_told_when_it_is_back() {
 }
 
 #[test]
-fn a_restart_goes_on_from_what_is_stored() {
+fn a_restart_resumes_from_stored_records() {
     let mut world = World::new(&["a", "b", "c"]);
     for node in ["a", "b", "c"] {
         world.up(node, &[]);
@@ -522,7 +522,7 @@ fn a_restart_goes_on_from_what_is_stored() {
 }
 
 #[test]
-fn a_late_result_corrects_a_finished_job_without_reopening_it() {
+fn a_late_result_does_not_reopen_a_job() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
     world.give(job(json!({"nodeNames": ["a"], "timeoutSeconds": 10}), 1, None));
@@ -549,7 +549,7 @@ fn a_late_result_corrects_a_finished_job_without_reopening_it() {
 }
 
 #[test]
-fn an_edit_of_what_is_pulled_is_not_followed_and_concurrency_is() {
+fn a_running_job_follows_concurrency_not_images() {
     let mut world = World::new(&["a", "b"]);
     world.up("a", &[]);
     world.up("b", &[]);
@@ -570,7 +570,7 @@ fn an_edit_of_what_is_pulled_is_not_followed_and_concurrency_is() {
 }
 
 #[test]
-fn a_session_that_was_replaced_ends_without_effect() {
+fn a_replaced_session_ends_without_effect() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
     world.up("a", &[]);
@@ -592,7 +592,7 @@ fn an_unreadable_job_fails_alone() {
 }
 
 #[test]
-fn a_node_whose_secret_cannot_be_read_gives_back_its_slot_and_waits_with_the_reason() {
+fn an_unreadable_secret_frees_the_slot() {
     let mut world = World::new(&["a", "b"]);
     world.up("a", &[]);
     world.up("b", &[]);
@@ -618,7 +618,7 @@ fn a_node_whose_secret_cannot_be_read_gives_back_its_slot_and_waits_with_the_rea
 }
 
 #[test]
-fn the_wait_for_a_secret_counts_and_ends_as_a_failure_with_the_reason() {
+fn waiting_for_a_secret_ends_in_failure() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
     world.secrets = Some("secret s/t could not be read: 500");
@@ -640,7 +640,7 @@ fn the_wait_for_a_secret_counts_and_ends_as_a_failure_with_the_reason() {
 }
 
 #[test]
-fn a_node_that_waited_for_a_secret_has_the_rest_of_its_time() {
+fn a_secrets_wait_counts_as_node_time() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
     world.secrets = Some("secret s/t could not be read: 500");
@@ -661,7 +661,7 @@ fn a_node_that_waited_for_a_secret_has_the_rest_of_its_time() {
 }
 
 #[test]
-fn a_node_that_needs_its_keys_again_keeps_its_slot_while_the_secret_cannot_be_read() {
+fn a_running_node_keeps_its_slot_without_keys() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
     world.give(on(&["a"]));
@@ -680,7 +680,7 @@ fn a_node_that_needs_its_keys_again_keeps_its_slot_while_the_secret_cannot_be_re
 }
 
 #[test]
-fn a_node_that_waits_for_a_secret_tries_at_once_when_it_is_back() {
+fn reconnecting_ends_the_wait_for_a_secret() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
     world.secrets = Some("secret s/t could not be read: 500");

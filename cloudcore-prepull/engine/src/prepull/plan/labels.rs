@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_selector_is_open_unless_it_demands_a_label_that_a_node_cannot_give_itself() {
+    fn only_protected_labels_close_a_selector() {
         for (selector, open) in [
             ("node-role.kubernetes.io/edge", ""),
             ("node-role.kubernetes.io/edge,site=a", "site"),

@@ -69,7 +69,7 @@ fn on_edge(spec: Value, labels: &[(&str, &str)]) -> Result<Vec<String>, String> 
 }
 
 #[test]
-fn a_node_object_is_seen_as_what_matters() {
+fn a_node_view_keeps_what_matters() {
     let node = |object: Value| NodeView::from_node(&serde_json::from_value(object).unwrap());
     let view = node(json!({
         "metadata": {"name": "edge-1", "labels": {EDGE_LABEL: "", "a": "b"}},
@@ -85,7 +85,7 @@ fn a_node_object_is_seen_as_what_matters() {
 }
 
 #[test]
-fn named_nodes_come_in_the_jobs_order_each_once() {
+fn named_nodes_keep_their_order_without_duplicates() {
     let job = job(json!({"imagePrePullTemplate": {
         "images": ["nginx"], "nodeNames": ["edge-2", "ghost", "cloud-1", "edge-2", "edge-1", "edge-3", "ghost"],
     }}));
@@ -103,7 +103,7 @@ fn named_nodes_come_in_the_jobs_order_each_once() {
 }
 
 #[test]
-fn labelled_nodes_come_in_the_order_of_their_names() {
+fn labelled_nodes_are_sorted_by_name() {
     let job = job(json!({"imagePrePullTemplate": {
         "images": ["nginx"], "labelSelector": {"matchLabels": {"region": "x"}},
     }}));
@@ -122,7 +122,7 @@ fn labelled_nodes_come_in_the_order_of_their_names() {
 }
 
 #[test]
-fn without_an_eligible_node_the_job_is_refused_with_the_reasons() {
+fn without_eligible_nodes_the_job_is_refused() {
     let by_name =
         |names: &[&str]| job(json!({"imagePrePullTemplate": {"images": ["nginx"], "nodeNames": names}}));
     let nodes = BTreeMap::from([cloud(edge("cloud-1", &[]))]);
@@ -143,7 +143,7 @@ fn without_an_eligible_node_the_job_is_refused_with_the_reasons() {
 }
 
 #[test]
-fn the_seeds_own_sample_does_what_it_says() {
+fn the_seeds_sample_plans_as_documented() {
     let spec = json!({
         "imagePrePullTemplate": {"imageSources": [{
             "name": "image1", "registry": "harbor.docker.hub", "repository": "jili/example", "tag": "v1.0.0",
@@ -168,7 +168,7 @@ fn the_seeds_own_sample_does_what_it_says() {
 }
 
 #[test]
-fn matching_overriders_apply_in_order_and_only_the_result_is_normalised() {
+fn overriders_apply_in_order_before_normalising() {
     let spec = json!({
         "imagePrePullTemplate": {"images": ["nginx:1.25"]},
         "imagePrePullOverriders": [
@@ -193,7 +193,7 @@ fn matching_overriders_apply_in_order_and_only_the_result_is_normalised() {
 }
 
 #[test]
-fn the_policy_is_the_images_own_then_the_templates_then_the_overridden_references() {
+fn policy_precedence_is_image_template_reference() {
     let spec = |template: Value| {
         json!({
             "imagePrePullTemplate": template,
@@ -215,7 +215,7 @@ fn the_policy_is_the_images_own_then_the_templates_then_the_overridden_reference
 }
 
 #[test]
-fn a_secret_is_the_images_own_then_the_longest_match_then_the_fallback() {
+fn secret_precedence_is_image_match_fallback() {
     let template = json!({
         "images": ["r.io/team/app:1", "r.io/other:1", "q.io/app:1", "nginx:1"],
         "imageSources": [{"registry": "r.io", "repository": "team/own", "tag": "1", "imageSecret": "own/own"}],
@@ -259,7 +259,7 @@ fn a_secret_is_the_images_own_then_the_longest_match_then_the_fallback() {
 }
 
 #[test]
-fn a_registry_secret_for_docker_hubs_legacy_key_serves_its_images() {
+fn docker_hubs_legacy_key_serves_its_images() {
     for key in ["https://index.docker.io/v1/", "index.docker.io/v1/", "index.docker.io", "docker.io"] {
         let template = json!({
             "images": ["nginx:1", "foo/bar:1", "docker.io/team/app:1", "index.docker.io/team/app:2", "r.io/app:1"],
@@ -315,7 +315,7 @@ fn secrets_of_every_matching_overrider_apply() {
 }
 
 #[test]
-fn an_override_that_makes_no_reference_refuses_the_job_by_label_rule_and_value() {
+fn an_override_without_a_reference_is_refused() {
     let spec = json!({
         "imagePrePullTemplate": {"images": ["nginx", "app"]},
         "imagePrePullOverriders": [
@@ -343,7 +343,7 @@ fn an_override_that_makes_no_reference_refuses_the_job_by_label_rule_and_value()
 }
 
 #[test]
-fn ten_thousand_nodes_share_a_handful_of_plans() {
+fn ten_thousand_nodes_share_few_plans() {
     let names: Vec<_> = (0..10_000).map(|i| format!("edge-{i}")).collect();
     let images: Vec<_> = (0..50).map(|i| format!("r.io/app-{i}:1")).collect();
     let job = job(json!({
@@ -368,7 +368,7 @@ fn ten_thousand_nodes_share_a_handful_of_plans() {
 }
 
 #[test]
-fn a_single_node_is_planned_alike_whether_or_not_it_is_ready() {
+fn readiness_does_not_change_a_nodes_plan() {
     let job = job(json!({
         "imagePrePullTemplate": {"images": ["nginx:1"], "nodeNames": ["edge"]},
         "imagePrePullOverriders": [overrider("a", &[["Registry", "replace", "r.io"]], &[])],
@@ -380,7 +380,7 @@ fn a_single_node_is_planned_alike_whether_or_not_it_is_ready() {
 }
 
 #[test]
-fn what_was_recorded_of_a_node_is_pulled_on_whatever_overriders_make_it() {
+fn recorded_images_beat_current_overriders() {
     let job = job(json!({
         "imagePrePullTemplate": {"images": ["app:1", "db:1"], "nodeNames": ["edge"]},
         "imagePrePullOverriders": [
@@ -413,7 +413,7 @@ mod key {
     use super::*;
 
     #[test]
-    fn a_secret_object_is_read_as_the_api_server_takes_it_in() {
+    fn secret_objects_parse_as_in_kubernetes() {
         let config = |user: &str| json!({"auths": {"r.io": {"username": user, "password": "p"}}}).to_string();
         let key = ".dockerconfigjson".to_owned();
         let mut secret = Secret {
@@ -457,7 +457,7 @@ mod key {
     }
 
     #[test]
-    fn pull_secrets_that_have_nothing_are_passed_over_and_named_where_none_has() {
+    fn useless_pull_secrets_are_passed_over() {
         let secrets = ["s/0", "s/1"].map(|name| SecretRef::parse(name).unwrap());
         let reference = Reference::parse("r.io/app").unwrap().normalized();
         let good = found(&json!({"r.io": {"auth": "dTpw"}}));
@@ -490,7 +490,7 @@ mod key {
     }
 
     #[test]
-    fn only_an_image_without_secrets_is_pulled_anonymously() {
+    fn only_images_without_secrets_pull_anonymously() {
         assert_eq!(key(&[]), Key::anonymous());
         for (lookup, message) in [
             (SecretLookup::Missing, "secret s/0 does not exist"),
@@ -516,7 +516,7 @@ mod key {
     }
 
     #[test]
-    fn what_works_is_tried_in_the_order_of_the_secrets() {
+    fn usable_secrets_are_tried_in_order() {
         let one = found(&json!({"r.io": {"username": "one", "password": "p"}}));
         let two = found(&json!({
             "*.io": {"username": "wide", "password": "p"}, "r.io/app": {"username": "two", "password": "p"},
@@ -537,7 +537,7 @@ mod key {
     }
 
     #[test]
-    fn the_registries_of_a_secret_are_for_the_log_and_never_for_the_status() {
+    fn a_secrets_registries_are_only_logged() {
         let (names, reference) = ([SecretRef::parse("s/0").unwrap()], Reference::parse("r.io/app").unwrap());
         let registries: serde_json::Map<_, _> =
             (10..25).map(|i| (format!("{i}.io"), json!({"auth": "dTpw"}))).collect();
@@ -594,7 +594,7 @@ mod consent {
     }
 
     #[test]
-    fn without_consent_nobody_learns_whether_there_is_a_secret_what_it_is_and_what_it_holds() {
+    fn a_secret_without_consent_reveals_nothing() {
         let allow = |value| [("prepull.kubeedge.io/allow", value)];
         let cases = [
             (SecretLookup::Missing, "secret bank/harbor does not exist"),
@@ -639,7 +639,7 @@ mod consent {
     }
 
     #[test]
-    fn what_the_owner_allows_works_and_says_what_is_wrong() {
+    fn an_allowed_secret_works_or_explains_itself() {
         for allow in ["release", "*", "a,rel*,b"] {
             let resolved =
                 resolved("harbor.example/app", &docker(HARBOR, &[("prepull.kubeedge.io/allow", allow)]));
@@ -659,7 +659,7 @@ mod consent {
     }
 
     #[test]
-    fn a_wildcard_serves_only_the_hosts_that_the_owner_names() {
+    fn a_wildcard_serves_only_consented_hosts() {
         let (allow, hosts) = ("prepull.kubeedge.io/allow", "prepull.kubeedge.io/allow-hosts");
         let none = docker(WIDE, &[(allow, "*")]);
         let one = docker(WIDE, &[(allow, "*"), (hosts, "harbor.example")]);
@@ -703,7 +703,7 @@ mod consent {
     }
 
     #[test]
-    fn each_secret_needs_the_consent_of_its_own_owner() {
+    fn each_secret_needs_its_owners_consent() {
         let names = ["bank/harbor", "shop/harbor"].map(|name| SecretRef::parse(name).unwrap());
         let reference = Reference::parse("harbor.example/app").unwrap().normalized();
         let allowed = docker(
@@ -732,7 +732,7 @@ mod consent {
     }
 
     #[test]
-    fn what_the_api_server_says_of_a_secret_is_for_the_log() {
+    fn api_errors_about_secrets_are_only_logged() {
         let of = |lookup| resolved("harbor.example/app", &lookup);
         let unreadable = of(SecretLookup::Error("cannot decrypt".to_owned()));
         let reason = "secret bank/harbor could not be read; the log of cloudcore-prepull says why";

@@ -89,7 +89,7 @@ fn begin(rollout: &mut Rollout, now: Timestamp) -> Vec<NodeName> {
 }
 
 #[test]
-fn concurrency_is_never_exceeded_and_a_slot_that_is_free_is_used() {
+fn free_slots_are_used_up_to_concurrency() {
     let mut rollout = rollout(5, 2, "0");
     all_online(&mut rollout, 5);
     assert_eq!(started(&rollout.advance(at(0))), [node(0), node(1)]);
@@ -100,7 +100,7 @@ fn concurrency_is_never_exceeded_and_a_slot_that_is_free_is_used() {
 }
 
 #[test]
-fn a_node_that_is_offline_takes_no_slot_and_starts_when_it_is_back() {
+fn an_offline_node_waits_without_a_slot() {
     let mut rollout = rollout(2, 1, "0");
     rollout.mark_online(&node(1), SessionId(1), None, at(0));
     assert_eq!(started(&rollout.advance(at(0))), [node(1)]);
@@ -115,7 +115,7 @@ fn a_node_that_is_offline_takes_no_slot_and_starts_when_it_is_back() {
 }
 
 #[test]
-fn a_silent_node_is_unknown_at_its_deadline_and_frees_its_slot() {
+fn a_silent_node_is_unknown_at_its_deadline() {
     let mut rollout = rollout(2, 1, "1");
     all_online(&mut rollout, 2);
     rollout.advance(at(0));
@@ -135,7 +135,7 @@ fn a_silent_node_is_unknown_at_its_deadline_and_frees_its_slot() {
 }
 
 #[test]
-fn a_late_result_replaces_unknown_and_the_answer_to_the_cancel_does_not() {
+fn only_a_late_result_replaces_unknown() {
     let mut rollout = rollout(2, 2, "1");
     all_online(&mut rollout, 2);
     begin(&mut rollout, at(0));
@@ -148,7 +148,7 @@ fn a_late_result_replaces_unknown_and_the_answer_to_the_cancel_does_not() {
 }
 
 #[test]
-fn a_result_counts_once_and_only_for_its_attempt() {
+fn a_result_counts_once_for_its_attempt() {
     let mut rollout = rollout(1, 1, "0");
     all_online(&mut rollout, 1);
     rollout.advance(at(0));
@@ -178,7 +178,7 @@ fn nothing_starts_once_the_tolerance_is_exceeded() {
 }
 
 #[test]
-fn one_of_201_at_zero_is_a_failure() {
+fn one_of_201_fails_at_zero_tolerance() {
     let mut rollout = rollout(201, 201, "0");
     all_online(&mut rollout, 201);
     rollout.advance(at(0));
@@ -190,7 +190,7 @@ fn one_of_201_at_zero_is_a_failure() {
 }
 
 #[test]
-fn an_assign_that_found_no_session_gives_the_slot_back() {
+fn an_undelivered_assign_frees_its_slot() {
     let mut rollout = rollout(1, 1, "0");
     all_online(&mut rollout, 1);
     rollout.advance(at(0));
@@ -205,7 +205,7 @@ fn an_assign_that_found_no_session_gives_the_slot_back() {
 }
 
 #[test]
-fn a_node_that_was_sent_nothing_keeps_its_place_among_the_started_until_that_is_recorded() {
+fn an_unsent_start_counts_until_recorded() {
     for (concurrency, steps) in [(1, vec![]), (3, vec![Step::parse("1").unwrap()])] {
         let mut rollout = rollout(3, concurrency, "0");
         rollout.configure(Settings { steps, ..rollout.settings().clone() });
@@ -222,7 +222,7 @@ fn a_node_that_was_sent_nothing_keeps_its_place_among_the_started_until_that_is_
 }
 
 #[test]
-fn a_start_that_was_withdrawn_twice_counts_until_the_first_one_is_taken_back() {
+fn a_twice_withdrawn_start_counts_until_recorded() {
     let mut rollout = rollout(2, 1, "0");
     all_online(&mut rollout, 1);
     assert_eq!(started(&rollout.advance(at(0))), [node(0)]);
@@ -245,7 +245,7 @@ fn a_start_that_was_withdrawn_twice_counts_until_the_first_one_is_taken_back() {
 }
 
 #[test]
-fn an_assign_that_went_to_a_session_which_was_replaced_is_sent_again() {
+fn a_replaced_sessions_assign_is_resent() {
     let mut rollout = rollout(1, 1, "0");
     all_online(&mut rollout, 1);
     rollout.advance(at(0));
@@ -255,7 +255,7 @@ fn an_assign_that_went_to_a_session_which_was_replaced_is_sent_again() {
 }
 
 #[test]
-fn what_a_hello_says_decides_what_happens_to_a_task() {
+fn a_hello_decides_its_tasks_fate() {
     let (running, needs, finished) = (OpenPhase::Running, OpenPhase::NeedsKeys, OpenPhase::Finished);
     let cases = [
         (NodePhase::InProgress, None, Reattach::Dispatch),
@@ -295,7 +295,7 @@ fn what_a_hello_says_decides_what_happens_to_a_task() {
 }
 
 #[test]
-fn a_deadline_goes_on_over_a_restart_and_follows_a_changed_timeout() {
+fn a_deadline_survives_restarts_and_timeout_edits() {
     let record = NodeStatus {
         node_name: node(0).0,
         phase: NodePhase::InProgress,
@@ -312,7 +312,7 @@ fn a_deadline_goes_on_over_a_restart_and_follows_a_changed_timeout() {
 }
 
 #[test]
-fn a_pending_node_whose_object_is_deleted_leaves_and_may_come_back() {
+fn a_deleted_pending_node_may_return() {
     let mut rollout = rollout(2, 1, "0");
     rollout.mark_online(&node(1), SessionId(1), None, at(0));
     assert!(rollout.remove_node(&node(0)) && !rollout.remove_node(&node(0)));
@@ -333,7 +333,7 @@ fn a_pending_node_whose_object_is_deleted_leaves_and_may_come_back() {
 }
 
 #[test]
-fn a_node_that_is_tried_again_and_whose_object_is_deleted_stays_a_failure() {
+fn a_deleted_retried_node_stays_failed() {
     let mut rollout = rollout(1, 1, "1");
     all_online(&mut rollout, 1);
     rollout.advance(at(0));
@@ -344,7 +344,7 @@ fn a_node_that_is_tried_again_and_whose_object_is_deleted_stays_a_failure() {
 }
 
 #[test]
-fn a_number_that_an_api_server_cannot_keep_is_cut() {
+fn numbers_beyond_the_apis_range_are_cut() {
     let mut rollout = rollout(1, 1, "0");
     all_online(&mut rollout, 1);
     rollout.advance(at(0));
@@ -356,7 +356,7 @@ fn a_number_that_an_api_server_cannot_keep_is_cut() {
 }
 
 #[test]
-fn the_record_says_who_has_downloaded_each_image_and_why() {
+fn the_record_keeps_each_images_downloader() {
     let mut rollout = rollout(1, 1, "0");
     all_online(&mut rollout, 1);
     rollout.advance(at(0));
@@ -369,7 +369,7 @@ fn the_record_says_who_has_downloaded_each_image_and_why() {
 }
 
 #[test]
-fn the_record_has_the_kubelets_reason_to_ask() {
+fn the_record_keeps_the_kubelets_reason() {
     let mut rollout = rollout(1, 1, "0");
     all_online(&mut rollout, 1);
     rollout.advance(at(0));
@@ -383,7 +383,7 @@ fn the_record_has_the_kubelets_reason_to_ask() {
 }
 
 #[test]
-fn an_image_index_out_of_range_harms_nothing() {
+fn an_out_of_range_index_is_ignored() {
     let mut rollout = rollout(1, 1, "0");
     all_online(&mut rollout, 1);
     rollout.advance(at(0));
@@ -407,7 +407,7 @@ fn counted(rollout: &Rollout) -> Vec<(FailureCode, u32)> {
 }
 
 #[test]
-fn each_failed_node_counts_once_by_its_first_cause_and_the_most_frequent_comes_first() {
+fn failures_count_by_their_first_cause() {
     let mut rollout = rollout(6, 6, "1");
     all_online(&mut rollout, 6);
     rollout.advance(at(0));
@@ -442,7 +442,7 @@ fn each_failed_node_counts_once_by_its_first_cause_and_the_most_frequent_comes_f
 }
 
 #[test]
-fn a_node_without_a_result_says_whether_it_was_there() {
+fn a_missing_result_distinguishes_offline_nodes() {
     let mut rollout = rollout(3, 3, "1");
     all_online(&mut rollout, 3);
     rollout.advance(at(0));
@@ -464,7 +464,7 @@ fn a_node_without_a_result_says_whether_it_was_there() {
 }
 
 #[test]
-fn a_rollout_that_is_closed_gives_its_reason_to_the_nodes_that_never_started_and_to_no_other() {
+fn closing_gives_unstarted_nodes_the_reason() {
     let mut rollout = rollout(3, 2, "1");
     all_online(&mut rollout, 3);
     rollout.advance(at(0));
@@ -480,7 +480,7 @@ fn a_rollout_that_is_closed_gives_its_reason_to_the_nodes_that_never_started_and
 }
 
 #[test]
-fn the_images_that_an_earlier_attempt_pulled_are_those_that_are_on_the_node() {
+fn an_earlier_attempts_images_still_count() {
     let image = |status| ImageStatus { status, ..ImageStatus::default() };
     let record = NodeStatus {
         node_name: node(0).0,
@@ -509,7 +509,7 @@ fn progress(attempt: u32) -> Progress {
 }
 
 #[test]
-fn an_action_that_has_ended_keeps_its_time_and_reason_whatever_follows() {
+fn an_ended_action_keeps_time_and_reason() {
     let flow = |rollout: &Rollout, n| rollout.record(&node(n)).unwrap().action_flow.clone();
     let mut rollout = rollout(3, 3, "1");
     all_online(&mut rollout, 3);
@@ -537,7 +537,7 @@ fn an_action_that_has_ended_keeps_its_time_and_reason_whatever_follows() {
 }
 
 #[test]
-fn the_time_of_a_node_begins_when_the_api_server_has_its_start_if_that_took_long() {
+fn node_time_begins_after_a_slow_write() {
     for (answered, began, left) in [(1, 0, 299), (2, 2, 300)] {
         let mut rollout = rollout(1, 1, "0");
         all_online(&mut rollout, 1);
@@ -552,7 +552,7 @@ fn the_time_of_a_node_begins_when_the_api_server_has_its_start_if_that_took_long
 }
 
 #[test]
-fn an_assign_that_reached_no_session_is_sent_to_the_one_that_is_there_by_now() {
+fn an_undelivered_assign_goes_to_the_newest_session() {
     let mut rollout = rollout(1, 1, "0");
     all_online(&mut rollout, 1);
     begin(&mut rollout, at(0));
@@ -561,7 +561,7 @@ fn an_assign_that_reached_no_session_is_sent_to_the_one_that_is_there_by_now() {
 }
 
 #[test]
-fn a_node_that_may_have_its_task_keeps_its_slot_when_that_cannot_be_sent_again() {
+fn an_unresendable_task_keeps_its_slot() {
     let mut rollout = rollout(1, 1, "0");
     all_online(&mut rollout, 1);
     begin(&mut rollout, at(0));
@@ -576,7 +576,7 @@ fn a_node_that_may_have_its_task_keeps_its_slot_when_that_cannot_be_sent_again()
 }
 
 #[test]
-fn a_node_whose_task_can_no_longer_be_made_is_unknown() {
+fn a_lost_node_is_unknown() {
     let mut rollout = rollout(2, 1, "1");
     all_online(&mut rollout, 2);
     begin(&mut rollout, at(0));
@@ -591,7 +591,7 @@ fn a_node_whose_task_can_no_longer_be_made_is_unknown() {
 }
 
 #[test]
-fn a_task_that_is_open_when_its_job_is_over_is_cancelled() {
+fn an_ended_jobs_open_task_is_cancelled() {
     let record = NodeStatus { node_name: node(0).0, ..NodeStatus::default() };
     let mut rollout = Rollout::ended(unheld(), vec![record]);
     for (open, expected) in [
@@ -606,7 +606,7 @@ fn a_task_that_is_open_when_its_job_is_over_is_cancelled() {
 }
 
 #[test]
-fn a_missing_node_waits_like_any_other_once_it_is_found() {
+fn a_missing_node_waits_once_found() {
     let missing = |n| NodeStatus {
         node_name: node(n).0,
         phase: NodePhase::Failure,
@@ -627,7 +627,7 @@ fn a_missing_node_waits_like_any_other_once_it_is_found() {
 }
 
 #[test]
-fn a_failure_of_a_node_whose_record_was_lost_is_no_missing_node() {
+fn a_lost_record_is_no_missing_node() {
     // Its report was deleted by hand, so that nothing is known of the start that this is the result of.
     let mut rollout = rollout(2, 1, "1");
     assert!(rollout.record_result(&node(0), Some(&plan()), &result(TaskOutcome::Failed), at(1)));
@@ -636,7 +636,7 @@ fn a_failure_of_a_node_whose_record_was_lost_is_no_missing_node() {
 }
 
 #[test]
-fn the_waves_of_a_further_round_begin_with_the_first_one_that_is_not_complete() {
+fn a_round_begins_at_the_first_incomplete_wave() {
     let steps = ["1", "50%", "100%"].map(|step| Step::parse(step).unwrap()).to_vec();
     for (pending, wave) in [(10, 1), (9, 2), (6, 2), (5, 3), (1, 3)] {
         let counts = Summary { desired: 10, pending, ..Summary::default() };
@@ -646,7 +646,7 @@ fn the_waves_of_a_further_round_begin_with_the_first_one_that_is_not_complete() 
 }
 
 #[test]
-fn the_last_wave_is_that_of_all_nodes_whether_or_not_a_step_says_so() {
+fn the_last_wave_has_all_nodes() {
     let shown = |steps: &[&str], step: u32| {
         let steps: Vec<_> = steps.iter().map(|step| Step::parse(step).unwrap()).collect();
         let status = RolloutStatus { step, ..RolloutStatus::default() };

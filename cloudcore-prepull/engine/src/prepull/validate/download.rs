@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_refused_with_its_field_and_the_remedy() {
+    fn a_mistake_is_refused_with_a_remedy() {
         let keys = |count| vec![json!({ "secretRef": "a/b" }); count];
         let jittered = json!({
             "windowJitter": "1h",

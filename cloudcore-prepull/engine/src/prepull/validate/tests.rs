@@ -139,7 +139,7 @@ fn every_field_is_taken_over() {
 }
 
 #[test]
-fn what_go_writes_for_an_unset_field_is_the_default() {
+fn gos_zero_values_mean_the_default() {
     let job = valid(&json!({
         "checkItems": [], "failureTolerate": "", "concurrency": 0, "timeoutSeconds": 0, "imageSecrets": "",
         "imagePullPolicy": "",
@@ -148,13 +148,13 @@ fn what_go_writes_for_an_unset_field_is_the_default() {
 }
 
 #[test]
-fn an_empty_label_selector_selects_every_node_as_in_kubernetes() {
+fn an_empty_label_selector_matches_all_nodes() {
     let job = valid(&json!({"nodeNames": [], "labelSelector": {}}));
     assert_eq!(job.nodes, NodeSelection::Labels(Selector::default()));
 }
 
 #[test]
-fn numbers_reach_as_far_as_kubeedges_own_fields() {
+fn number_ranges_match_kubeedges_fields() {
     let job = valid(&json!({
         "concurrency": i64::MAX, "timeoutSeconds": u32::MAX, "retryTimes": i32::MAX,
     }));
@@ -165,7 +165,7 @@ fn numbers_reach_as_far_as_kubeedges_own_fields() {
 }
 
 #[test]
-fn the_same_canonical_reference_is_pulled_once_with_all_that_is_said_of_it() {
+fn equal_references_merge_into_one_pull() {
     let job = valid(&json!({
         "images": ["nginx", "docker.io/library/nginx:latest", "app:1"],
         "imageSources": [
@@ -189,7 +189,7 @@ fn the_same_canonical_reference_is_pulled_once_with_all_that_is_said_of_it() {
 }
 
 #[test]
-fn images_are_counted_after_the_same_ones_are_dropped() {
+fn duplicate_images_do_not_count() {
     let mut images: Vec<_> = (0..MAX_IMAGES).map(|i| format!("app:{i}")).collect();
     images.push("app:0".to_owned());
     assert_eq!(valid(&json!({"images": images})).images.len(), MAX_IMAGES);
@@ -201,7 +201,7 @@ fn images_are_counted_after_the_same_ones_are_dropped() {
 }
 
 #[test]
-fn a_wrong_template_is_refused_with_the_field_and_the_remedy() {
+fn a_wrong_template_is_refused_with_remedy() {
     for (template, message) in [
         (json!({"images": []}), "images: images and imageSources are both empty: name at least one image"),
         (
@@ -283,7 +283,7 @@ fn a_wrong_template_is_refused_with_the_field_and_the_remedy() {
 }
 
 #[test]
-fn a_wrong_overrider_is_refused_with_the_field_and_the_remedy() {
+fn a_wrong_overrider_is_refused_with_remedy() {
     let group = |label: &str, images: Value, secrets: Value| {
         let rules = json!({"imageOverriders": images, "secretOverriders": secrets});
         json!({"imagePrePullOverrider": {"nodeLabel": label, "overriders": rules}})
@@ -340,7 +340,7 @@ fn a_wrong_overrider_is_refused_with_the_field_and_the_remedy() {
 }
 
 #[test]
-fn a_ratio_is_read_as_it_is_written() {
+fn a_ratio_is_parsed_exactly() {
     for (text, shown) in [
         ("", "0.1"),
         ("0", "0"),
@@ -367,7 +367,7 @@ fn a_ratio_is_read_as_it_is_written() {
 }
 
 #[test]
-fn as_many_failures_as_the_ratio_says_are_tolerated_and_not_one_more() {
+fn the_ratio_bounds_tolerated_failures() {
     for (ratio, failed, desired, exceeded) in [
         ("0.1", 1, 10, false),
         ("0.1", 2, 10, true),
@@ -432,7 +432,7 @@ proptest! {
 }
 
 #[test]
-fn the_course_of_a_job_is_read_and_a_mistake_in_it_is_named() {
+fn a_mistake_in_the_course_is_named() {
     let course = |spec: Value| {
         let mut object = json!({
             "apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullJob",

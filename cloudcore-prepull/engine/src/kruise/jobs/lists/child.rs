@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_child_counts_once_it_has_ended_whatever_its_numbers_say_before() {
+    fn only_an_ended_child_counts() {
         let start = "2026-11-22T10:00:00Z";
         for (start, end, type_, counts) in [
             (Some(start), None, "Always", false),

@@ -50,7 +50,7 @@ fn take_child_writes(d: &mut Driver) -> Vec<String> {
 }
 
 #[test]
-fn the_name_of_a_child_is_valid_and_depends_on_list_and_image_only() {
+fn child_names_depend_on_list_and_image() {
     assert_eq!(nginx(), "list-ea996a051a");
     assert_ne!(nginx(), redis());
     let long = child_name(&format!("{}.{}", "a".repeat(241), "b".repeat(11)), "nginx");
@@ -59,7 +59,7 @@ fn the_name_of_a_child_is_valid_and_depends_on_list_and_image_only() {
 }
 
 #[test]
-fn a_list_has_a_child_per_image_and_ends_when_they_have_ended() {
+fn a_list_ends_with_its_children() {
     let mut d = Driver::with(THREE);
     d.list(
         "list",
@@ -115,7 +115,7 @@ fn a_list_has_a_child_per_image_and_ends_when_they_have_ended() {
 }
 
 #[test]
-fn the_parallelism_of_a_list_bounds_the_nodes_of_all_its_images() {
+fn a_lists_parallelism_bounds_all_images() {
     let mut d = Driver::with(THREE);
     d.list("list", spec(&json!({"parallelism": 1})));
     assert_eq!(take_asked(&mut d), ["a nginx", "a redis"]);
@@ -146,7 +146,7 @@ fn the_parallelism_of_a_list_bounds_the_nodes_of_all_its_images() {
 }
 
 #[test]
-fn a_changed_template_updates_or_replaces_the_children() {
+fn a_template_edit_updates_or_replaces_children() {
     let mut d = Driver::with(THREE);
     d.list("list", spec(&json!({})));
     assert_eq!(take_child_writes(&mut d), ["make nginx:1", "make redis:2"]);
@@ -206,7 +206,7 @@ fn children_follow_the_images_of_their_list() {
 }
 
 #[test]
-fn a_deleted_child_is_created_again_once_its_name_is_free() {
+fn a_deleted_child_is_recreated() {
     let mut d = Driver::with(THREE);
     d.list("list", spec(&json!({})));
     d.log.clear();
@@ -229,7 +229,7 @@ fn a_deleted_child_is_created_again_once_its_name_is_free() {
 }
 
 #[test]
-fn a_name_that_is_taken_is_reported_and_tried_again() {
+fn a_taken_name_is_reported_and_retried() {
     let mut d = Driver::with(THREE);
     d.child_outcomes = vec![WriteOutcome::Gone];
     d.list("list", spec(&json!({})));
@@ -251,7 +251,7 @@ fn a_name_that_is_taken_is_reported_and_tried_again() {
 }
 
 #[test]
-fn a_refused_list_reports_the_reason_and_its_children_continue() {
+fn a_refused_lists_children_continue() {
     let mut d = Driver::with(THREE);
     d.list("list", spec(&json!({"parallelism": 2})));
     d.log.clear();
@@ -272,7 +272,7 @@ fn a_refused_list_reports_the_reason_and_its_children_continue() {
 }
 
 #[test]
-fn a_never_list_continues_after_a_restart_and_does_not_end() {
+fn a_never_list_survives_a_restart() {
     let mut d = Driver::with(THREE);
     d.list("list", spec(&json!({"completionPolicy": {"type": "Never"}, "parallelism": 9})));
     d.succeeds(&nginx(), THREE);
@@ -302,7 +302,7 @@ fn a_never_list_continues_after_a_restart_and_does_not_end() {
 }
 
 #[test]
-fn a_list_that_is_applied_anew_waits_silently_for_the_children_of_the_one_before_to_leave() {
+fn a_recreated_list_awaits_its_old_children() {
     let mut d = Driver::with(THREE);
     d.list("list", spec(&json!({})));
     d.log.clear();
@@ -327,7 +327,7 @@ fn a_list_that_is_applied_anew_waits_silently_for_the_children_of_the_one_before
 }
 
 #[test]
-fn a_name_that_was_taken_is_used_as_soon_as_it_is_free() {
+fn a_freed_name_is_used_at_once() {
     let mut d = Driver::with(THREE);
     let foreign = json!({"image": "foreign:1", "parallelism": 0});
     d.job(&nginx(), foreign);
@@ -340,7 +340,7 @@ fn a_name_that_was_taken_is_used_as_soon_as_it_is_free() {
 }
 
 #[test]
-fn a_finished_job_that_is_deleted_frees_its_own_name_and_no_other() {
+fn deletion_frees_only_the_jobs_own_name() {
     let mut d = Driver::with(THREE);
     for name in [nginx().as_str(), "other"] {
         d.job(name, json!({"image": "foreign:1", "parallelism": 3}));
@@ -360,7 +360,7 @@ fn a_finished_job_that_is_deleted_frees_its_own_name_and_no_other() {
 }
 
 #[test]
-fn a_child_that_is_taken_from_its_list_is_made_again() {
+fn an_orphaned_child_is_replaced() {
     let mut d = Driver::with(THREE);
     d.list("list", spec(&json!({})));
     d.pass(2);
@@ -374,7 +374,7 @@ fn a_child_that_is_taken_from_its_list_is_made_again() {
 }
 
 #[test]
-fn a_list_of_lists_says_which_are_gone() {
+fn relisting_drops_deleted_lists() {
     let mut d = Driver::with(THREE);
     d.list("list", spec(&json!({"parallelism": 2})));
     let list = Box::new(d.lists["list"].clone());

@@ -61,7 +61,7 @@ fn play(seed: u64, interrupted: bool, trace: bool) -> World {
 
 /// `PREPULL_MODEL_SEED=7` plays one run, and prints its actions.
 #[test]
-fn the_invariants_hold_in_random_runs_and_every_job_ends() {
+fn invariants_hold_and_every_job_ends() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let one = number("PREPULL_MODEL_SEED");
     let seeds = one.map_or(0..number("PREPULL_MODEL_RUNS").unwrap_or(1000), |seed| seed..seed + 1);

@@ -21,7 +21,7 @@ fn spec(more: &Value) -> Value {
 }
 
 #[test]
-fn nodes_are_asked_by_name_up_to_the_parallelism_and_counted_in_the_status() {
+fn parallelism_bounds_the_nodes_asked() {
     let mut d = Driver::with(&["c", "a", "b"]);
     let started = d.now;
     d.job("job", spec(&json!({"parallelism": 2})));
@@ -51,7 +51,7 @@ fn nodes_are_asked_by_name_up_to_the_parallelism_and_counted_in_the_status() {
 }
 
 #[test]
-fn a_job_that_succeeds_publishes_an_event_and_releases_its_tags() {
+fn a_successful_job_releases_its_tags() {
     let mut d = Driver::with(&["a"]);
     d.job("job", spec(&json!({})));
     assert_eq!(d.jobs.liveness(&uid("job")), Liveness::Active);
@@ -66,7 +66,7 @@ fn a_job_that_succeeds_publishes_an_event_and_releases_its_tags() {
 }
 
 #[test]
-fn only_secrets_that_a_living_job_of_their_namespace_names_need_no_consent() {
+fn a_living_jobs_own_secrets_need_no_consent() {
     let mut d = Driver::with(&["a"]);
     d.job("job", spec(&json!({"pullSecrets": ["registry"]})));
     let names = |d: &Driver, job: &str, secret: &str| {
@@ -85,7 +85,7 @@ fn only_secrets_that_a_living_job_of_their_namespace_names_need_no_consent() {
 }
 
 #[test]
-fn an_always_job_without_nodes_ends_at_once_and_a_never_job_does_not() {
+fn only_always_jobs_end_without_nodes() {
     let mut d = Driver::with(THREE);
     d.job("none", spec(&json!({"selector": {"names": ["x"]}})));
     assert_eq!((d.numbers("none"), d.status("none").message.as_str()), ([0; 4], "job has completed"));
@@ -95,7 +95,7 @@ fn an_always_job_without_nodes_ends_at_once_and_a_never_job_does_not() {
 }
 
 #[test]
-fn parallelism_zero_pauses_a_job_and_a_change_takes_effect_at_once() {
+fn parallelism_zero_pauses_a_job() {
     let mut d = Driver::with(THREE);
     d.job("job", spec(&json!({"parallelism": 0})));
     assert_eq!((d.take_asked(), d.numbers("job")), (vec![], [3, 0, 0, 0]));
@@ -120,7 +120,7 @@ fn only_online_nodes_are_asked() {
 }
 
 #[test]
-fn a_node_that_goes_offline_keeps_its_slot_for_a_minute() {
+fn an_offline_nodes_slot_lasts_a_minute() {
     let mut d = Driver::with(THREE);
     d.job("job", spec(&json!({})));
     assert_eq!(d.take_asked(), ["a"]);
@@ -139,7 +139,7 @@ fn a_node_that_goes_offline_keeps_its_slot_for_a_minute() {
 }
 
 #[test]
-fn after_a_restart_pending_nodes_keep_their_slots_until_they_connect() {
+fn pending_nodes_keep_slots_over_a_restart() {
     let mut d = Driver::with(THREE);
     d.job("job", spec(&json!({})));
     d.restart(THREE);
@@ -157,7 +157,7 @@ fn after_a_restart_pending_nodes_keep_their_slots_until_they_connect() {
 }
 
 #[test]
-fn the_nodes_of_a_job_follow_their_labels() {
+fn the_nodes_follow_their_labels() {
     let mut d = Driver::with(&[]);
     for node in THREE {
         d.node(node, &[("zone", "x")]);
@@ -186,7 +186,7 @@ fn the_nodes_of_a_job_follow_their_labels() {
 }
 
 #[test]
-fn the_nodes_of_a_job_follow_its_pods() {
+fn the_nodes_follow_the_pods() {
     let mut d = Driver::with(THREE);
     d.pod("web-1", &[("app", "web")], Some("a"));
     d.pod("web-2", &[("app", "web")], Some("a"));
@@ -230,7 +230,7 @@ fn a_job_waits_until_pods_are_known() {
 }
 
 #[test]
-fn a_finished_node_of_an_always_job_stays_finished_unless_a_failure_succeeds() {
+fn a_finished_always_node_stays_finished() {
     let mut d = Driver::with(THREE);
     d.job("job", spec(&json!({"parallelism": 3})));
     d.succeeds("job", &["a"]);
@@ -251,7 +251,7 @@ fn a_finished_node_of_an_always_job_stays_finished_unless_a_failure_succeeds() {
 }
 
 #[test]
-fn a_changed_policy_is_requested_of_pending_nodes() {
+fn pending_nodes_get_a_changed_policy() {
     let mut d = Driver::with(&["a", "b", "c", "d"]);
     d.job("job", spec(&json!({"parallelism": 3})));
     d.succeeds("job", &["a"]);
@@ -299,7 +299,7 @@ fn a_changed_image_restarts_every_node() {
 }
 
 #[test]
-fn a_refused_job_reports_the_reason_and_starts_once_it_is_corrected() {
+fn a_refused_job_starts_once_corrected() {
     let mut d = Driver::with(THREE);
     d.job("job", spec(&json!({"parallelism": "10%"})));
     let words = "parallelism does not support percentage value";
@@ -332,7 +332,7 @@ fn a_refused_job_reports_the_reason_and_starts_once_it_is_corrected() {
 }
 
 #[test]
-fn the_deadline_ends_a_job_even_after_a_restart() {
+fn the_deadline_survives_a_restart() {
     let mut d = Driver::with(THREE);
     let limits =
         json!({"pullPolicy": {"timeoutSeconds": 10}, "completionPolicy": {"activeDeadlineSeconds": 100}});
@@ -357,7 +357,7 @@ fn the_deadline_ends_a_job_even_after_a_restart() {
 }
 
 #[test]
-fn offline_nodes_count_as_failed_after_the_time_that_their_tries_could_take() {
+fn offline_nodes_fail_after_their_possible_tries() {
     let nodes: Vec<String> = (0..8).map(|i| format!("n{i}")).collect();
     let names: Vec<&str> = nodes.iter().map(String::as_str).collect();
     let mut d = Driver::with(&names[..1]);
@@ -392,7 +392,7 @@ fn offline_nodes_count_as_failed_after_the_time_that_their_tries_could_take() {
 }
 
 #[test]
-fn failed_nodes_are_named_up_to_a_bound() {
+fn the_list_of_failed_nodes_is_bounded() {
     let names: Vec<String> = (0..FAILED_NODES + 2).map(|node| format!("n{node:05}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let mut d = Driver::with(&names);
@@ -414,7 +414,7 @@ fn failed_nodes_are_named_up_to_a_bound() {
 }
 
 #[test]
-fn after_a_restart_offline_nodes_have_their_grace_and_a_paused_job_does_not_end() {
+fn a_restart_renews_the_offline_grace() {
     let mut d = Driver::with(THREE);
     d.job("job", spec(&json!({"pullPolicy": {"timeoutSeconds": 1, "backoffLimit": 0}})));
     d.restart(THREE);
@@ -429,7 +429,7 @@ fn after_a_restart_offline_nodes_have_their_grace_and_a_paused_job_does_not_end(
 }
 
 #[test]
-fn a_finished_job_is_deleted_when_its_time_to_live_has_passed() {
+fn a_finished_job_is_deleted_by_ttl() {
     let mut d = Driver::with(&["a"]);
     d.job("job", spec(&json!({"completionPolicy": {"ttlSecondsAfterFinished": 100}})));
     d.succeeds("job", &["a"]);
@@ -456,7 +456,7 @@ fn a_finished_job_is_deleted_when_its_time_to_live_has_passed() {
 }
 
 #[test]
-fn a_never_job_asks_each_node_once_a_day() {
+fn a_never_job_pulls_once_a_day() {
     let mut d = Driver::with(THREE);
     d.job("job", spec(&json!({"parallelism": 2, "completionPolicy": {"type": "Never"}})));
     d.succeeds("job", &["a", "b"]);
@@ -493,7 +493,7 @@ fn a_never_job_asks_each_node_once_a_day() {
 }
 
 #[test]
-fn writes_of_a_status_are_paced_and_retried() {
+fn status_writes_are_paced_and_retried() {
     let nodes: Vec<String> = (0..40).map(|i| format!("n{i:02}")).collect();
     let names: Vec<&str> = nodes.iter().map(String::as_str).collect();
     let mut d = Driver::with(&names);
@@ -531,7 +531,7 @@ fn writes_of_a_status_are_paced_and_retried() {
 }
 
 #[test]
-fn a_list_of_jobs_says_which_are_gone() {
+fn relisting_drops_deleted_jobs() {
     let mut d = Driver::with(THREE);
     for job in ["one", "two"] {
         d.job(job, spec(&json!({})));
@@ -547,7 +547,7 @@ fn a_list_of_jobs_says_which_are_gone() {
 }
 
 #[test]
-fn a_tag_that_was_seen_before_its_job_counts_as_long_as_its_node_image_has_it() {
+fn a_tag_seen_before_its_job_counts() {
     let tag = |state| {
         let (job, key) = (uid("job"), TagKey::new("nginx", "1.9.1"));
         Input::NodeImage(NodeImageUpdate::Tag { job, node: "a".into(), key, state })
@@ -571,7 +571,7 @@ fn a_tag_that_was_seen_before_its_job_counts_as_long_as_its_node_image_has_it() 
 }
 
 #[test]
-fn a_job_shares_the_slots_of_its_list_from_when_it_gets_one_until_it_has_none() {
+fn a_job_shares_its_lists_slots() {
     let mut d = Driver::with(&["a", "b", "c", "d"]);
     for job in ["one", "two"] {
         d.job(job, spec(&json!({"parallelism": 1})));
@@ -600,7 +600,7 @@ fn a_job_shares_the_slots_of_its_list_from_when_it_gets_one_until_it_has_none() 
 }
 
 #[test]
-fn a_round_that_another_job_began_counts_for_a_job_that_never_ends() {
+fn a_never_job_shares_another_jobs_round() {
     let mut d = Driver::with(&["a"]);
     d.job("job", spec(&json!({"completionPolicy": {"type": "Never"}})));
     d.succeeds("job", &["a"]);
@@ -612,7 +612,7 @@ fn a_round_that_another_job_began_counts_for_a_job_that_never_ends() {
 }
 
 #[test]
-fn a_job_that_cannot_be_read_keeps_its_start() {
+fn an_unreadable_job_keeps_its_start() {
     let mut d = Driver::new();
     let started = Time(d.now);
     d.api.insert("job".to_owned(), ImagePullJob::new("job", ImagePullJobSpec::default()));

@@ -12,7 +12,7 @@ fn request_of(spec: Value, job: &str) -> TagRequest {
 }
 
 #[test]
-fn a_tag_request_has_the_terms_of_its_job() {
+fn a_tag_request_has_its_jobs_terms() {
     let request = request_of(
         json!({
             "image": "docker.io/library/nginx:1", "pullSecrets": ["a", "b"], "imagePullPolicy": "Always",
@@ -35,7 +35,7 @@ fn a_tag_request_has_the_terms_of_its_job() {
 type Limits = (Value, i32, Option<i64>);
 
 #[test]
-fn tags_outlive_their_jobs_with_a_jitter_that_depends_on_the_job() {
+fn each_jobs_tags_expire_with_own_jitter() {
     let cases: [Limits; 8] = [
         (json!({}), 600 * 3, None),
         (json!({"pullPolicy": {"timeoutSeconds": 10, "backoffLimit": 0}}), 0, None),
@@ -72,7 +72,7 @@ fn tags_outlive_their_jobs_with_a_jitter_that_depends_on_the_job() {
 }
 
 #[test]
-fn rounds_are_a_day_apart_with_a_jitter_of_ten_minutes() {
+fn rounds_are_a_jittered_day_apart() {
     let ended = Timestamp::from_second(1_800_000_000).unwrap();
     let (job, other) = (JobUid("u".to_owned()), JobUid("v".to_owned()));
     let mut waits = HashSet::new();

@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_write_without_effect_is_not_repeated_at_once() {
+    fn an_ineffective_write_is_not_repeated_immediately() {
         let object = |version: &str| {
             let mut object = NodeImage::new("edge-1", NodeImageSpec::default());
             object.metadata.resource_version = Some(version.to_owned());

@@ -20,7 +20,7 @@ fn secrets_of(dispatch: &TagDispatch) -> Vec<String> {
 }
 
 #[test]
-fn jobs_of_two_namespaces_pull_one_after_the_other_each_with_its_own_secrets_and_result() {
+fn each_namespace_pulls_with_its_own_secrets() {
     let mut world = World::new();
     for job in ["shop-job", "bank-job"] {
         world.jobs.borrow_mut().insert(JobUid(job.to_owned()), Liveness::Active);
@@ -64,7 +64,7 @@ fn jobs_of_two_namespaces_pull_one_after_the_other_each_with_its_own_secrets_and
 }
 
 #[test]
-fn a_pull_of_a_deleted_jobs_namespace_is_not_credited_to_another_namespaces_job() {
+fn a_pull_counts_only_in_its_namespace() {
     let mut world = World::new();
     for job in ["shop-job", "bank-job"] {
         world.jobs.borrow_mut().insert(JobUid(job.to_owned()), Liveness::Active);
@@ -83,7 +83,7 @@ fn a_pull_of_a_deleted_jobs_namespace_is_not_credited_to_another_namespaces_job(
 }
 
 #[test]
-fn after_a_restart_a_job_asks_anew_where_the_tag_is_another_namespaces() {
+fn a_restart_repeats_requests_across_namespaces() {
     let mut world = World::new();
     for job in ["shop-job", "bank-job"] {
         world.jobs.borrow_mut().insert(JobUid(job.to_owned()), Liveness::Active);

@@ -33,7 +33,7 @@ fn unwanted(task: &TaskId) -> TaskId {
 }
 
 #[test]
-fn a_task_that_nobody_asked_for_is_cancelled_whatever_the_node_says_of_it() {
+fn an_unrequested_task_is_cancelled() {
     let (mut world, task) = pulling();
     let unwanted = unwanted(&task);
     world.receive(EdgeMessage::Accepted { task: task.clone() });
@@ -56,7 +56,7 @@ fn a_task_that_nobody_asked_for_is_cancelled_whatever_the_node_says_of_it() {
 }
 
 #[test]
-fn a_result_of_a_node_that_is_not_known_is_acknowledged() {
+fn an_unknown_nodes_result_is_acknowledged() {
     let mut world = World::bare();
     let task = TaskId { job: JobUid(format!("{UID}.0")), attempt: 1 };
     world.end_task(&task, pulled());
@@ -65,7 +65,7 @@ fn a_result_of_a_node_that_is_not_known_is_acknowledged() {
 }
 
 #[test]
-fn a_dispatch_whose_tag_was_removed_meanwhile_is_cancelled_if_it_was_sent() {
+fn a_removed_tags_sent_dispatch_is_cancelled() {
     let (mut world, task) = pulling();
     let end = |world: &mut World, task: &TaskId, outcome| {
         world.input(Input::Dispatched { node: node(), task: task.clone(), outcome });
@@ -79,7 +79,7 @@ fn a_dispatch_whose_tag_was_removed_meanwhile_is_cancelled_if_it_was_sent() {
 }
 
 #[test]
-fn a_dispatch_counts_for_the_session_that_it_went_to() {
+fn a_dispatch_counts_for_its_session() {
     let mut world = World::new();
     world.connect(&[]);
     world.next_outcome = Some(DispatchOutcome::Sent(SessionId(1)));
@@ -99,7 +99,7 @@ fn a_dispatch_counts_for_the_session_that_it_went_to() {
 }
 
 #[test]
-fn what_comes_of_an_older_session_changes_nothing() {
+fn messages_of_an_older_session_are_ignored() {
     let (mut world, task) = pulling();
     world.connect(&[(task.clone(), OpenPhase::Running)]);
     world.done.clear();
@@ -110,7 +110,7 @@ fn what_comes_of_an_older_session_changes_nothing() {
 }
 
 #[test]
-fn a_task_that_found_no_session_is_sent_again_after_a_while() {
+fn an_undelivered_task_is_sent_again_later() {
     let mut world = World::new();
     world.next_outcome = Some(DispatchOutcome::Offline);
     world.edit(|spec| add_manual_tag(spec, "a", "1"));
@@ -122,7 +122,7 @@ fn a_task_that_found_no_session_is_sent_again_after_a_while() {
 }
 
 #[test]
-fn a_task_that_its_node_gave_back_is_acknowledged_and_sent_again_after_a_while() {
+fn a_returned_task_is_sent_again_later() {
     let (mut world, task) = pulling();
     world.end_task(&task, ImageResult { outcome: ImageOutcome::Stopped, ..failed("the agent ends") });
     assert_eq!((world.take_sent(), world.take_dispatched(), world.slots), (vec![acked(&task)], vec![], 1));
@@ -131,7 +131,7 @@ fn a_task_that_its_node_gave_back_is_acknowledged_and_sent_again_after_a_while()
 }
 
 #[test]
-fn a_task_that_can_never_be_sent_fails_with_the_reason() {
+fn an_unsendable_task_fails_with_the_reason() {
     let mut world = World::new();
     world.next_outcome = Some(DispatchOutcome::Unsendable("the task is too large".to_owned()));
     world.edit(|spec| add_manual_tag(spec, "a", "1"));
@@ -145,7 +145,7 @@ fn a_task_that_can_never_be_sent_fails_with_the_reason() {
 }
 
 #[test]
-fn a_result_after_the_deadline_counts_if_it_is_good_and_no_failure_was_written() {
+fn a_late_success_beats_an_unwritten_failure() {
     for (image, phase) in [(pulled(), PullPhase::Succeeded), (failed("late"), PullPhase::Failed)] {
         let mut world = World::new();
         world.edit(|spec| {
@@ -172,7 +172,7 @@ fn a_result_after_the_deadline_counts_if_it_is_good_and_no_failure_was_written()
 }
 
 #[test]
-fn a_failure_for_want_of_time_says_whose_time_it_was() {
+fn a_timeout_names_its_own_deadline() {
     for (deadline, message) in [(Some(60), "pulling exceeds the activeDeadlineSeconds: 40 %"), (None, "40 %")]
     {
         let mut world = World::new();
@@ -196,7 +196,7 @@ fn a_failure_for_want_of_time_says_whose_time_it_was() {
 }
 
 #[test]
-fn nothing_is_done_for_a_node_image_that_cannot_be_read_until_it_can() {
+fn an_unreadable_node_image_is_left_alone() {
     let (mut world, task) = pulling();
     let id = ObjectId { namespace: String::new(), name: node().0, uid: JobUid(UID.to_owned()) };
     let (error, generation) = ("spec.images: invalid type".to_owned(), 2);
@@ -223,7 +223,7 @@ fn nothing_is_done_for_a_node_image_that_cannot_be_read_until_it_can() {
 }
 
 #[test]
-fn a_node_image_that_is_being_deleted_is_as_good_as_gone() {
+fn a_node_image_being_deleted_is_gone() {
     let (mut world, task) = pulling();
     world.edit_unseen(|_| {});
     let mut object = world.object.clone().unwrap();
@@ -240,7 +240,7 @@ fn a_node_image_that_is_being_deleted_is_as_good_as_gone() {
 }
 
 #[test]
-fn a_node_that_a_list_does_not_have_is_gone() {
+fn a_node_missing_from_a_list_is_gone() {
     let mut world = World::new();
     let other = NodeView { name: NodeName::from("edge-2"), ready: false, ..view(&[]) };
     world.input(Input::Nodes(vec![other, view(&[("edge", "")])]));
@@ -250,7 +250,7 @@ fn a_node_that_a_list_does_not_have_is_gone() {
 }
 
 #[test]
-fn jobs_begin_once_each_node_has_its_node_image_or_cannot_get_it() {
+fn jobs_wait_for_all_node_images() {
     let mut world = World::bare();
     assert!(world.images.has_created_all(), "there is no node");
     world.api = false;
@@ -264,7 +264,7 @@ fn jobs_begin_once_each_node_has_its_node_image_or_cannot_get_it() {
 }
 
 #[test]
-fn a_task_has_the_labels_and_annotations_of_its_images_sandbox() {
+fn a_task_has_its_sandboxs_labels() {
     let mut world = World::new();
     let map = |key: &str| Some(BTreeMap::from([(key.to_owned(), "x".to_owned())]));
     world.edit(|spec| {
@@ -277,7 +277,7 @@ fn a_task_has_the_labels_and_annotations_of_its_images_sandbox() {
 }
 
 #[test]
-fn a_tag_that_has_ended_is_left_alone_by_what_happens_to_the_others_of_its_image() {
+fn other_tags_leave_an_ended_tag_alone() {
     let (mut world, task) = pulling();
     world.end_task(&task, pulled());
     world.edit(|spec| add_manual_tag(spec, "a", "2"));
@@ -292,7 +292,7 @@ fn a_tag_that_has_ended_is_left_alone_by_what_happens_to_the_others_of_its_image
 }
 
 #[test]
-fn progress_is_written_once_the_budget_of_the_fleet_allows_it() {
+fn progress_waits_for_the_fleets_budget() {
     let (mut world, task) = pulling();
     world.pass(Duration::from_secs(10));
     world.report_progress(&task, 40, 100);
@@ -314,7 +314,7 @@ fn end_of(world: &mut World) -> (PullPhase, String) {
 }
 
 #[test]
-fn a_node_that_waits_for_its_window_says_so_in_the_status_and_is_not_given_up_meanwhile() {
+fn a_node_outside_its_window_is_kept() {
     let (mut world, task) = pulling();
     let waits = "waits for its window, opens at 01:00 Europe/Berlin (Mon 23 Nov)";
     world.report_waits(&task, waits);
@@ -332,7 +332,7 @@ fn a_node_that_waits_for_its_window_says_so_in_the_status_and_is_not_given_up_me
 }
 
 #[test]
-fn what_a_node_waited_for_in_an_earlier_session_counts_no_more() {
+fn an_earlier_sessions_wait_is_forgotten() {
     let (mut world, task) = pulling();
     world.report_waits(&task, "waits for its window");
     world.disconnect();

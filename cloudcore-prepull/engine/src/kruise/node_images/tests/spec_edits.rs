@@ -8,7 +8,7 @@ fn live(world: &World, job: &str, liveness: Liveness) {
 }
 
 #[test]
-fn a_requested_tag_is_written_pulled_and_reported() {
+fn a_requested_tag_is_pulled_and_reported() {
     let mut world = World::new();
     live(&world, "job", Liveness::Active);
     let request = Arc::new(request("job"));
@@ -48,7 +48,7 @@ fn a_new_round_raises_the_version() {
 }
 
 #[test]
-fn a_second_owner_raises_the_version_and_both_jobs_learn_the_result() {
+fn both_owners_learn_the_result() {
     let mut world = World::new();
     for job in ["one", "two"] {
         live(&world, job, Liveness::Active);
@@ -71,7 +71,7 @@ fn a_second_owner_raises_the_version_and_both_jobs_learn_the_result() {
 }
 
 #[test]
-fn a_changed_request_changes_a_tag_that_is_pending() {
+fn a_changed_request_changes_its_pending_tag() {
     let mut world = World::new();
     live(&world, "job", Liveness::Active);
     world.request(&Arc::new(request("job")), false);
@@ -84,7 +84,7 @@ fn a_changed_request_changes_a_tag_that_is_pending() {
 }
 
 #[test]
-fn a_job_whose_image_was_changed_does_not_own_the_old_tag() {
+fn an_edited_job_disowns_its_old_tag() {
     let mut world = World::new();
     live(&world, "job", Liveness::Active);
     world.request(&Arc::new(request("job")), false);
@@ -94,7 +94,7 @@ fn a_job_whose_image_was_changed_does_not_own_the_old_tag() {
 }
 
 #[test]
-fn a_tag_leaves_spec_and_status_when_its_time_to_live_has_passed() {
+fn an_expired_tag_leaves_spec_and_status() {
     let mut world = World::new();
     world.edit(|spec| add_manual_tag(spec, "ubuntu", "latest"));
     let task = world.take_dispatched()[0].task.id.clone();
@@ -107,7 +107,7 @@ fn a_tag_leaves_spec_and_status_when_its_time_to_live_has_passed() {
 }
 
 #[test]
-fn a_tag_stays_while_a_job_is_active_and_goes_with_its_last_owner() {
+fn a_tag_goes_with_its_last_owner() {
     let mut world = World::new();
     live(&world, "job", Liveness::Active);
     world.request(&Arc::new(request("job")), false);
@@ -131,7 +131,7 @@ fn a_tag_stays_while_a_job_is_active_and_goes_with_its_last_owner() {
 }
 
 #[test]
-fn manual_tags_and_owners_of_other_kinds_are_left_alone() {
+fn manual_tags_and_foreign_owners_stay() {
     let mut world = World::new();
     let stranger = ObjectReference {
         api_version: Some("example.io/v1".to_owned()),
@@ -171,7 +171,7 @@ fn a_request_that_does_not_fit_fails() {
 }
 
 #[test]
-fn what_a_job_changes_of_its_sandbox_is_written_and_what_it_repeats_is_not() {
+fn only_sandbox_changes_are_written() {
     let mut world = World::new();
     live(&world, "job", Liveness::Active);
     world.request(&Arc::new(request("job")), false);

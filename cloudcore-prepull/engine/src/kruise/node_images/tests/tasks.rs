@@ -15,7 +15,7 @@ fn is_cancel(message: &CloudMessage, of: &TaskId) -> bool {
 }
 
 #[test]
-fn a_manual_tag_is_pulled_and_acknowledged_once_its_status_is_written() {
+fn a_manual_tags_ack_follows_its_status() {
     let mut world = World::new();
     world.edit(|spec| add_manual_tag(spec, "ubuntu", "latest"));
     let dispatches = world.take_dispatched();
@@ -63,7 +63,7 @@ fn a_digest_is_pulled_by_its_digest() {
 }
 
 #[test]
-fn slots_bound_the_tasks_of_a_node_and_the_oldest_tag_goes_first() {
+fn slots_go_to_the_oldest_tag() {
     let mut world = World::new();
     let made = |second| Some(Time(Timestamp::from_second(second).unwrap()));
     world.edit(|spec| {
@@ -89,7 +89,7 @@ fn slots_bound_the_tasks_of_a_node_and_the_oldest_tag_goes_first() {
 }
 
 #[test]
-fn an_offline_node_is_sent_nothing_and_holds_no_slot() {
+fn an_offline_node_gets_no_task() {
     let mut world = World::new();
     world.edit(|spec| add_manual_tag(spec, "a", "1"));
     let task = world.take_dispatched()[0].task.id.clone();
@@ -105,7 +105,7 @@ fn an_offline_node_is_sent_nothing_and_holds_no_slot() {
 }
 
 #[test]
-fn a_task_is_sent_again_to_a_node_that_lost_it_or_its_keys() {
+fn a_lost_task_is_sent_again() {
     for open in [None, Some(OpenPhase::NeedsKeys)] {
         let mut world = World::new();
         world.edit(|spec| add_manual_tag(spec, "a", "1"));
@@ -120,7 +120,7 @@ fn a_task_is_sent_again_to_a_node_that_lost_it_or_its_keys() {
 }
 
 #[test]
-fn a_running_task_is_adopted_after_a_restart() {
+fn a_restart_adopts_a_running_task() {
     let mut world = World::new();
     world.edit(|spec| add_manual_tag(spec, "a", "1"));
     let task = world.take_dispatched()[0].task.id.clone();
@@ -136,7 +136,7 @@ fn a_running_task_is_adopted_after_a_restart() {
 }
 
 #[test]
-fn the_task_of_a_removed_tag_is_cancelled_and_its_late_result_acknowledged() {
+fn a_removed_tags_task_is_cancelled() {
     let mut world = World::new();
     world.edit(|spec| add_manual_tag(spec, "a", "1"));
     let task = world.take_dispatched()[0].task.id.clone();
@@ -152,7 +152,7 @@ fn the_task_of_a_removed_tag_is_cancelled_and_its_late_result_acknowledged() {
 }
 
 #[test]
-fn changed_terms_make_another_task_and_a_new_round_waits_for_the_one_before() {
+fn changed_terms_make_another_task() {
     let mut world = World::new();
     world.edit(|spec| add_manual_tag(spec, "a", "1"));
     let first = world.take_dispatched()[0].task.id.clone();
@@ -173,7 +173,7 @@ fn changed_terms_make_another_task_and_a_new_round_waits_for_the_one_before() {
 }
 
 #[test]
-fn a_deadline_holds_for_an_offline_node_too() {
+fn the_deadline_applies_to_offline_nodes() {
     let mut world = World::new();
     world.edit(|spec| {
         add_manual_tag(spec, "a", "1");
@@ -206,7 +206,7 @@ fn a_deadline_holds_for_an_offline_node_too() {
 }
 
 #[test]
-fn a_tag_that_the_rules_refuse_fails_alone_with_the_reason() {
+fn a_refused_tag_fails_alone() {
     let mut world = World::new();
     world.edit(|spec| {
         add_manual_tag(spec, "good", "1");
@@ -221,7 +221,7 @@ fn a_tag_that_the_rules_refuse_fails_alone_with_the_reason() {
 }
 
 #[test]
-fn a_tag_uses_secrets_of_its_owners_namespaces_only() {
+fn a_tag_uses_only_its_owners_secrets() {
     let mut world = World::new();
     world.jobs.borrow_mut().insert(JobUid("job".to_owned()), Liveness::Active);
     let secret = |namespace: &str| prepull_api::crd::kruise::SecretObject {
@@ -242,7 +242,7 @@ fn a_tag_uses_secrets_of_its_owners_namespaces_only() {
 }
 
 #[test]
-fn tasks_in_a_nodes_ledger_are_bounded_while_the_api_server_is_unavailable() {
+fn an_api_outage_bounds_a_nodes_ledger() {
     let mut world = World::new();
     world.slots = 100;
     world.edit(|spec| (0..100).for_each(|n| add_manual_tag(spec, &format!("i{n}"), "1")));
@@ -259,7 +259,7 @@ fn tasks_in_a_nodes_ledger_are_bounded_while_the_api_server_is_unavailable() {
 }
 
 #[test]
-fn a_request_for_another_tag_does_not_disturb_a_pull() {
+fn another_tags_request_disturbs_no_pull() {
     let mut world = World::new();
     for job in ["one", "two"] {
         world.jobs.borrow_mut().insert(JobUid(job.to_owned()), Liveness::Active);
@@ -299,7 +299,7 @@ fn a_restart_continues_from_the_stored_status() {
 }
 
 #[test]
-fn a_failure_of_an_inherited_task_is_retried_once() {
+fn an_inherited_tasks_failure_is_retried_once() {
     let mut world = World::new();
     world.edit(|spec| add_manual_tag(spec, "a", "1"));
     let task = world.take_dispatched()[0].task.id.clone();
@@ -315,7 +315,7 @@ fn a_failure_of_an_inherited_task_is_retried_once() {
 }
 
 #[test]
-fn the_status_has_the_reason_of_a_failed_check() {
+fn a_failed_checks_reason_is_in_status() {
     let mut world = World::new();
     world.edit(|spec| add_manual_tag(spec, "a", "1"));
     let task = world.take_dispatched()[0].task.id.clone();
@@ -331,7 +331,7 @@ fn the_status_has_the_reason_of_a_failed_check() {
 }
 
 #[test]
-fn a_pull_is_cancelled_when_all_jobs_that_own_its_tag_have_finished() {
+fn a_pull_without_active_owners_is_cancelled() {
     let mut world = World::new();
     world.jobs.borrow_mut().insert(JobUid("job".to_owned()), Liveness::Active);
     world.request(&Arc::new(request("job")), false);
@@ -345,7 +345,7 @@ fn a_pull_is_cancelled_when_all_jobs_that_own_its_tag_have_finished() {
 }
 
 #[test]
-fn a_tag_whose_secret_cannot_be_read_holds_no_slot_and_waits_with_the_reason() {
+fn an_unreadable_secret_holds_no_slot() {
     let mut world = World::new();
     world.secrets = Some("secret s/t could not be read: 500");
     world.edit(|spec| add_manual_tag(spec, "a", "1"));
@@ -365,7 +365,7 @@ fn a_tag_whose_secret_cannot_be_read_holds_no_slot_and_waits_with_the_reason() {
 }
 
 #[test]
-fn a_tag_that_waited_for_its_secret_is_pulled_in_the_rest_of_its_time() {
+fn a_secrets_wait_counts_against_the_tag() {
     let mut world = World::new();
     world.secrets = Some("secret s/t could not be read: 500");
     world.edit(|spec| {

@@ -6,7 +6,7 @@ use prepull_api::crd::kruise::PullPhase;
 use super::*;
 
 #[test]
-fn a_list_that_began_before_a_node_image_was_created_does_not_delete_it() {
+fn an_older_list_deletes_no_new_object() {
     let mut world = World::bare();
     world.input(Input::NodeImagesListing);
     world.input(Input::Nodes(vec![view(&[("edge", "")])]));
@@ -24,7 +24,7 @@ fn a_list_that_began_before_a_node_image_was_created_does_not_delete_it() {
 }
 
 #[test]
-fn a_node_image_is_created_for_a_ready_edge_node_labelled_like_it_and_deleted_with_it() {
+fn a_ready_edge_node_gets_a_node_image() {
     let mut world = World::bare();
     world.input(Input::Nodes(vec![NodeView { ready: false, ..view(&[("edge", "")]) }]));
     assert_eq!(world.writes, [], "not Ready");
@@ -55,7 +55,7 @@ fn a_node_image_is_created_for_a_ready_edge_node_labelled_like_it_and_deleted_wi
 }
 
 #[test]
-fn a_node_image_that_was_deleted_by_hand_is_created_again() {
+fn a_deleted_node_image_is_recreated() {
     let mut world = World::new();
     world.edit(|spec| add_manual_tag(spec, "a", "1"));
     let task = world.take_dispatched()[0].task.id.clone();
@@ -68,7 +68,7 @@ fn a_node_image_that_was_deleted_by_hand_is_created_again() {
 }
 
 #[test]
-fn a_quick_pull_makes_four_writes_in_all() {
+fn a_quick_pull_costs_four_writes() {
     let mut world = World::new();
     world.jobs.borrow_mut().insert(JobUid("job".to_owned()), Liveness::Active);
     world.request(&Arc::new(request("job")), false);
@@ -85,7 +85,7 @@ fn a_quick_pull_makes_four_writes_in_all() {
 }
 
 #[test]
-fn progress_is_written_after_three_seconds_and_then_every_five() {
+fn progress_is_written_every_five_seconds() {
     let mut world = World::new();
     world.edit(|spec| add_manual_tag(spec, "a", "1"));
     let task = world.take_dispatched()[0].task.id.clone();
@@ -103,7 +103,7 @@ fn progress_is_written_after_three_seconds_and_then_every_five() {
 }
 
 #[test]
-fn a_write_that_fails_is_retried_with_backoff() {
+fn a_failed_write_is_retried_with_backoff() {
     let mut world = World::new();
     world.api = false;
     world.edit(|spec| add_manual_tag(spec, "a", "1"));
@@ -119,7 +119,7 @@ fn a_write_that_fails_is_retried_with_backoff() {
 }
 
 #[test]
-fn an_older_version_from_the_watch_is_ignored() {
+fn an_older_watched_version_is_ignored() {
     let mut world = World::new();
     let old = world.object.clone().unwrap();
     world.edit(|spec| add_manual_tag(spec, "a", "1"));
@@ -129,7 +129,7 @@ fn an_older_version_from_the_watch_is_ignored() {
 }
 
 #[test]
-fn tags_that_end_at_the_same_time_share_a_write() {
+fn tags_that_end_together_share_a_write() {
     let mut world = World::new();
     world.slots = 5;
     world.edit(|spec| (0..5).for_each(|n| add_manual_tag(spec, &format!("i{n}"), "1")));

@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_note_names_five_nodes_and_counts_the_others() {
+    fn a_note_names_at_most_five_nodes() {
         let names = |count: usize| some_of((0..count).map(|n| format!("n{n}")));
         assert_eq!([names(5), names(7)], ["n0, n1, n2, n3, n4", "n0, n1, n2, n3, n4, 2 more"]);
     }

@@ -345,7 +345,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_most_frequent_causes_are_listed_and_that_there_are_more_is_said() {
+    fn the_most_frequent_causes_are_listed() {
         let failures = [(FailureCode::Timeout, 3), (FailureCode::Other, 1)]
             .map(|(code, nodes)| FailureCount { code, nodes });
         assert_eq!(list_codes(&failures, 2), "Timeout 3, Other 1");

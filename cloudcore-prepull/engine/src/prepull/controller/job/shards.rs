@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_join_fill_the_last_report_and_then_a_new_one() {
+    fn joining_nodes_fill_the_last_report_first() {
         let mut shards = Shards::stored(&[], 250);
         shards.grow(600);
         assert_eq!(ranges(&shards), [(0, 0..250), (1, 250..500), (2, 500..600)]);
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_writes_no_more_reports_than_its_budget_allows() {
+    fn the_budget_bounds_a_jobs_report_writes() {
         let mut shards = Shards::stored(&[], 1);
         shards.grow(200);
         assert_eq!(shards.begin(at(0), |_| true).len(), 60);
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn the_more_reports_a_job_has_the_less_often_each_is_written() {
+    fn more_reports_mean_rarer_writes_of_each() {
         for (nodes, gaps) in [(1, (100, 250)), (40, (4_000, 10_000))] {
             let mut shards = Shards::stored(&[], 1);
             shards.grow(nodes);
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_waits_for_others_unless_it_is_the_last() {
+    fn only_the_last_result_is_written_immediately() {
         let mut shards = Shards::stored(&[], 250);
         shards.grow(2);
         let write = |shards: &mut Shards, millis, running: bool| {

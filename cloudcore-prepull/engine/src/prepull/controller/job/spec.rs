@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_that_does_not_say_what_may_change_is_completed_by_the_spec_of_now() {
+    fn an_incomplete_status_uses_the_current_spec() {
         let now = spec(&json!({"concurrency": 7, "failureTolerate": "0.5"}), &json!({"retry": 3}));
         let status = |ended: bool, is_suspended: bool| ImagePrePullJobStatus {
             // It was too long.

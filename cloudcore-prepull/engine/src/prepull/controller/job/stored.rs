@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kind_of_the_last_round_is_known() {
+    fn reports_name_the_last_rounds_kind() {
         let known = |retry, recheck| Rounds { retry, recheck, rechecking: false };
         let written = |retry, recheck, rechecking, phase| {
             StoredRecords::new(vec![report(retry, recheck, rechecking, record(phase, rechecking))])

@@ -58,7 +58,7 @@ fn a_running_job_stops_its_nodes() {
 }
 
 #[test]
-fn a_start_that_is_not_recorded_is_withdrawn() {
+fn an_unrecorded_start_is_withdrawn() {
     let (mut world, nodes) = fleet(1);
     world.give(wanted(&world, &nodes, json!({"suspend": true}), 1));
     world.pass(1_000);
@@ -159,7 +159,7 @@ fn a_held_job_can_be_cancelled() {
 }
 
 #[test]
-fn a_job_cancelled_from_the_start_starts_nothing() {
+fn a_job_created_cancelled_starts_nothing() {
     let (mut world, nodes) = fleet(2);
     world.give(wanted(&world, &nodes, json!({"cancel": true, "ttlSecondsAfterFinished": 5}), 1));
     world.pass(1_000);
@@ -170,7 +170,7 @@ fn a_job_cancelled_from_the_start_starts_nothing() {
 }
 
 #[test]
-fn a_job_that_has_ended_keeps_its_phase() {
+fn an_ended_job_keeps_its_phase() {
     let (mut world, nodes) = fleet(1);
     world.give(wanted(&world, &nodes, json!({}), 1));
     world.all_end(&nodes, TaskOutcome::Succeeded);

@@ -41,7 +41,7 @@ impl World {
 }
 
 #[test]
-fn each_wave_begins_when_the_one_before_has_ended_well_and_the_pause_is_over() {
+fn waves_begin_in_order_after_the_pause() {
     let (mut world, nodes) = fleet(20);
     let spec = json!({"rollout": {"steps": ["5%", "4", "100%"], "pauseSeconds": 60}});
     world.give(with_spec(template(&nodes), spec.clone(), 1, None));
@@ -72,7 +72,7 @@ fn each_wave_begins_when_the_one_before_has_ended_well_and_the_pause_is_over() {
 }
 
 #[test]
-fn a_wave_that_fails_beyond_the_tolerance_ends_the_job() {
+fn a_wave_beyond_tolerance_ends_the_job() {
     let (mut world, nodes) = fleet(20);
     let spec = json!({"rollout": {"steps": ["10%", "100%"]}});
     world.give(with_spec(template(&nodes), spec, 1, None));
@@ -89,7 +89,7 @@ fn a_wave_that_fails_beyond_the_tolerance_ends_the_job() {
 }
 
 #[test]
-fn a_suspended_job_lets_running_nodes_end_and_starts_none() {
+fn suspension_starts_none_and_stops_none() {
     let (mut world, nodes) = fleet(3);
     let one_by_one = json!({"nodeNames": nodes, "concurrency": 1});
     world.give(with_spec(one_by_one.clone(), json!({}), 1, None));
@@ -108,7 +108,7 @@ fn a_suspended_job_lets_running_nodes_end_and_starts_none() {
 }
 
 #[test]
-fn the_deadline_of_the_job_stops_what_runs_and_does_not_count_a_suspension() {
+fn the_deadline_does_not_count_suspensions() {
     let (mut world, nodes) = fleet(2);
     let one_by_one = json!({"nodeNames": nodes, "concurrency": 1});
     let spec = |suspend| json!({"activeDeadlineSeconds": 60, "suspend": suspend});
@@ -127,7 +127,7 @@ fn the_deadline_of_the_job_stops_what_runs_and_does_not_count_a_suspension() {
 }
 
 #[test]
-fn a_job_is_deleted_when_its_time_after_the_end_is_over() {
+fn a_job_is_deleted_after_its_ttl() {
     let (mut world, nodes) = fleet(1);
     world.give(with_spec(template(&nodes), json!({"ttlSecondsAfterFinished": 30}), 1, None));
     world.all_end(&nodes, TaskOutcome::Succeeded);
@@ -146,7 +146,7 @@ fn a_job_is_deleted_when_its_time_after_the_end_is_over() {
 }
 
 #[test]
-fn a_retry_takes_up_the_nodes_that_did_not_make_it_also_after_a_restart() {
+fn a_retry_survives_a_restart() {
     let (mut world, nodes) = fleet(3);
     let template =
         json!({"nodeNames": nodes, "concurrency": 3, "failureTolerate": "0", "timeoutSeconds": 10});
@@ -184,7 +184,7 @@ fn a_retry_takes_up_the_nodes_that_did_not_make_it_also_after_a_restart() {
 }
 
 #[test]
-fn a_retry_does_not_ask_again_for_an_image_that_is_there() {
+fn a_retry_skips_images_already_present() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
     let template = json!({"nodeNames": ["a"], "images": ["app:latest", "db:latest"], "failureTolerate": "0"});
@@ -198,7 +198,7 @@ fn a_retry_does_not_ask_again_for_an_image_that_is_there() {
 }
 
 #[test]
-fn nodes_that_become_eligible_join_a_job_that_follows_them() {
+fn newly_eligible_nodes_join_a_following_job() {
     let select = json!({"labelSelector": {"matchLabels": {"pool": "a"}}, "concurrency": 10});
     for follow in [true, false] {
         let mut world = World::new(&["out"]);
@@ -232,7 +232,7 @@ fn nodes_that_become_eligible_join_a_job_that_follows_them() {
 }
 
 #[test]
-fn two_jobs_share_a_node_one_after_the_other_unless_its_edge_takes_more() {
+fn two_jobs_take_turns_on_a_node() {
     for (limit, together) in [(None, 1), (Some(2), 2)] {
         let mut world = World::new(&["a"]);
         let hello = Hello { max_tasks: limit, ..Hello::default() };
@@ -258,7 +258,7 @@ fn two_jobs_share_a_node_one_after_the_other_unless_its_edge_takes_more() {
 }
 
 #[test]
-fn the_other_job_of_a_node_goes_on_when_the_first_is_deleted() {
+fn a_deleted_job_frees_its_slot() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
     world.give(on(&["a"]));
@@ -273,7 +273,7 @@ fn the_other_job_of_a_node_goes_on_when_the_first_is_deleted() {
 }
 
 #[test]
-fn a_large_job_has_all_its_nodes_in_reports_and_goes_on_from_them() {
+fn a_large_job_resumes_from_its_reports() {
     let (mut world, nodes) = fleet(600);
     let all = json!({"nodeNames": nodes, "concurrency": 600});
     world.give(job(all.clone(), 1, None));
@@ -295,7 +295,7 @@ fn a_large_job_has_all_its_nodes_in_reports_and_goes_on_from_them() {
 }
 
 #[test]
-fn a_report_that_was_deleted_is_made_again_and_its_edges_are_asked() {
+fn a_deleted_reports_edges_are_asked() {
     let (mut world, nodes) = fleet(300);
     let all = json!({"nodeNames": nodes, "concurrency": 300});
     world.give(job(all.clone(), 1, None));
@@ -315,7 +315,7 @@ fn a_report_that_was_deleted_is_made_again_and_its_edges_are_asked() {
 }
 
 #[test]
-fn what_an_older_version_did_not_store_holds_the_job_until_the_change_is_undone() {
+fn a_job_holds_without_its_started_spec() {
     let (mut world, nodes) = fleet(2);
     let of = |image: &str| json!({"nodeNames": nodes, "concurrency": 1, "images": [image]});
     world.give(job(of("nginx:1.25"), 1, None));
@@ -337,7 +337,7 @@ fn what_an_older_version_did_not_store_holds_the_job_until_the_change_is_undone(
 }
 
 #[test]
-fn the_end_of_a_job_is_written_after_the_ends_of_its_nodes() {
+fn a_jobs_end_follows_its_nodes_ends() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
     world.give(on(&["a"]));
@@ -358,7 +358,7 @@ fn the_end_of_a_job_is_written_after_the_ends_of_its_nodes() {
 }
 
 #[test]
-fn progress_of_a_large_job_is_written_at_leisure() {
+fn a_large_jobs_progress_is_written_rarely() {
     let (mut world, nodes) = fleet(1000);
     let template = json!({"nodeNames": nodes, "concurrency": 1000, "images": ["nginx:1.25"]});
     world.give(job(template, 1, None));
@@ -388,7 +388,7 @@ fn progress_of_a_large_job_is_written_at_leisure() {
 }
 
 #[test]
-fn a_job_that_is_over_for_long_is_kept_in_the_reports_alone_and_can_be_retried() {
+fn a_parked_job_can_be_retried() {
     let (mut world, nodes) = fleet(2);
     let template = json!({"nodeNames": nodes, "concurrency": 2, "failureTolerate": "0"});
     let spec = |retry| json!({"retry": retry, "ttlSecondsAfterFinished": 10_000});
@@ -434,7 +434,7 @@ fn a_job_that_is_over_for_long_is_kept_in_the_reports_alone_and_can_be_retried()
 }
 
 #[test]
-fn a_retry_goes_by_who_is_there_now_and_not_by_who_was() {
+fn a_retry_uses_the_present_nodes() {
     let (mut world, nodes) = fleet(3);
     let one_by_one = json!({"nodeNames": nodes, "concurrency": 1, "failureTolerate": "1"});
     world.give(with_spec(one_by_one.clone(), json!({}), 1, None));
@@ -462,7 +462,7 @@ fn a_retry_goes_by_who_is_there_now_and_not_by_who_was() {
 }
 
 #[test]
-fn a_session_that_takes_nothing_holds_nobody_up() {
+fn a_dead_session_delays_no_other_node() {
     let (mut world, nodes) = fleet(2);
     world.dead = Some("n0".into());
     world.give(job(json!({"nodeNames": nodes, "concurrency": 1}), 1, None));
@@ -475,7 +475,7 @@ fn a_session_that_takes_nothing_holds_nobody_up() {
 }
 
 #[test]
-fn a_change_that_was_refused_stays_refused_under_the_next_leader_and_the_job_goes_on() {
+fn a_refused_change_stays_refused_after_failover() {
     let (mut world, nodes) = fleet(2);
     let of =
         |image: &str, concurrency| json!({"nodeNames": nodes, "concurrency": concurrency, "images": [image]});
@@ -499,7 +499,7 @@ fn a_change_that_was_refused_stays_refused_under_the_next_leader_and_the_job_goe
 }
 
 #[test]
-fn waves_that_change_in_the_middle_judge_nobody_by_what_was() {
+fn passed_steps_do_not_fail_changed_waves() {
     let (mut world, nodes) = fleet(20);
     let template =
         |concurrency| json!({"nodeNames": nodes, "concurrency": concurrency, "failureTolerate": "0.1"});
@@ -516,7 +516,7 @@ fn waves_that_change_in_the_middle_judge_nobody_by_what_was() {
 }
 
 #[test]
-fn a_suspension_that_ended_unseen_counts_as_one() {
+fn an_unseen_suspension_still_counts() {
     let (mut world, nodes) = fleet(1);
     let spec = |suspend| json!({"activeDeadlineSeconds": 60, "suspend": suspend});
     world.give(with_spec(template(&nodes), spec(true), 1, None));
@@ -530,7 +530,7 @@ fn a_suspension_that_ended_unseen_counts_as_one() {
 }
 
 #[test]
-fn a_longer_timeout_reaches_the_nodes_at_work() {
+fn running_nodes_get_a_longer_timeout() {
     let (mut world, nodes) = fleet(1);
     let of = |seconds| json!({"nodeNames": nodes, "timeoutSeconds": seconds});
     world.give(job(of(60), 1, None));
@@ -543,7 +543,7 @@ fn a_longer_timeout_reaches_the_nodes_at_work() {
 }
 
 #[test]
-fn a_job_that_is_over_and_was_edited_between_the_lists_is_read_again_before_it_is_judged() {
+fn an_edited_ended_job_is_reread_first() {
     let (mut world, nodes) = fleet(2);
     let template = json!({"nodeNames": nodes, "concurrency": 2, "failureTolerate": "0"});
     world.give(with_spec(template.clone(), json!({}), 1, None));
@@ -564,7 +564,7 @@ fn a_job_that_is_over_and_was_edited_between_the_lists_is_read_again_before_it_i
 }
 
 #[test]
-fn what_a_job_waits_for_and_why_nodes_did_not_start_is_said_as_it_is() {
+fn a_job_names_what_it_waits_for() {
     let names = ["n0".to_owned(), "n1".to_owned()];
     let one_by_one = json!({"nodeNames": names, "concurrency": 1, "failureTolerate": "0"});
     let mut world = World::new(&["n0", "n1"]);

@@ -13,7 +13,7 @@ fn unfinished(nodes: &[String]) -> Vec<(&str, u32, OpenPhase)> {
 }
 
 #[test]
-fn a_bad_value_in_a_changeable_field_leaves_the_accepted_one_in_force_whoever_leads() {
+fn a_bad_edit_keeps_the_accepted_value() {
     let bad: [(&str, serde_json::Value, serde_json::Value); 3] = [
         ("failureTolerate", json!({"failureTolerate": "20%"}), json!({})),
         ("activeDeadlineSeconds", json!({}), json!({"activeDeadlineSeconds": 0})),
@@ -67,7 +67,7 @@ fn a_bad_value_in_a_changeable_field_leaves_the_accepted_one_in_force_whoever_le
 }
 
 #[test]
-fn a_job_that_cannot_be_read_goes_on_under_the_next_leader_as_it_was() {
+fn an_unreadable_job_survives_failover() {
     let (mut world, nodes) = fleet(2);
     let good = json!({"nodeNames": nodes, "concurrency": 1, "timeoutSeconds": 3600});
     world.give(job(good.clone(), 1, None));
@@ -113,7 +113,7 @@ fn a_job_that_cannot_be_read_goes_on_under_the_next_leader_as_it_was() {
 }
 
 #[test]
-fn where_nothing_accepted_is_known_nothing_starts_expires_or_ends() {
+fn without_an_accepted_spec_nothing_happens() {
     let (mut world, nodes) = fleet(3);
     let good = json!({"nodeNames": nodes, "concurrency": 2, "timeoutSeconds": 600, "failureTolerate": "0.4"});
     world.give(job(good.clone(), 1, None));
@@ -160,7 +160,7 @@ fn where_nothing_accepted_is_known_nothing_starts_expires_or_ends() {
 }
 
 #[test]
-fn what_changed_while_nobody_looked_is_refused_and_the_job_goes_on() {
+fn an_unseen_change_is_refused_after_failover() {
     let (mut world, nodes) = fleet(2);
     let of =
         |image: &str, concurrency| json!({"nodeNames": nodes, "concurrency": concurrency, "images": [image]});
@@ -181,7 +181,7 @@ fn what_changed_while_nobody_looked_is_refused_and_the_job_goes_on() {
 }
 
 #[test]
-fn names_that_were_refused_do_not_join_under_the_next_leader() {
+fn refused_names_stay_refused_after_failover() {
     let mut world = World::new(&["a", "b", "c"]);
     world.give(Input::Node(NodeView { ready: false, ..edge("late") }));
     let of = |names: &[&str]| json!({"nodeNames": names, "concurrency": 5});
@@ -209,7 +209,7 @@ fn names_that_were_refused_do_not_join_under_the_next_leader() {
 }
 
 #[test]
-fn the_copy_of_the_spec_in_the_status_holds_no_names_of_nodes() {
+fn the_stored_spec_omits_node_names() {
     let (mut world, nodes) = fleet(2_000);
     world.give(job(json!({"nodeNames": nodes, "concurrency": 1}), 1, None));
     world.pass(1_000);
@@ -244,7 +244,7 @@ fn with_secret(retry: u32, secret: &str, image: &str) -> (serde_json::Value, ser
 }
 
 #[test]
-fn a_secret_may_be_corrected_and_a_further_round_uses_it() {
+fn a_further_round_uses_a_corrected_secret() {
     let mut world = World::new(&["a", "b"]);
     for node in ["a", "b"] {
         world.up(node, &[]);
@@ -276,7 +276,7 @@ fn a_secret_may_be_corrected_and_a_further_round_uses_it() {
 }
 
 #[test]
-fn the_reason_says_that_an_edit_was_refused_until_it_is_undone_whoever_leads() {
+fn a_refused_edit_stays_reported_until_undone() {
     let mut world = World::new(&["a", "b"]);
     world.up("a", &[]);
     let (template, spec) = with_secret(0, "s", "nginx:1.25");

@@ -23,7 +23,7 @@ fn sent(attempt: u32) -> Input {
 }
 
 #[test]
-fn a_list_of_jobs_says_which_are_gone() {
+fn relisting_drops_deleted_jobs() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
     world.give(on(&["a"]));
@@ -35,7 +35,7 @@ fn a_list_of_jobs_says_which_are_gone() {
 }
 
 #[test]
-fn a_list_of_nodes_says_which_are_gone() {
+fn relisting_drops_deleted_nodes() {
     let mut world = World::new(&["a", "b"]);
     world.give(on(&["a", "b"]));
     world.give(Input::Nodes(vec![edge("a")]));
@@ -45,7 +45,7 @@ fn a_list_of_nodes_says_which_are_gone() {
 }
 
 #[test]
-fn what_is_said_of_a_job_that_is_not_known_is_cancelled_or_acknowledged() {
+fn an_unknown_jobs_tasks_are_cancelled() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
     world.says("a", EdgeMessage::Accepted { task: task() });
@@ -64,7 +64,7 @@ fn what_is_said_of_a_job_that_is_not_known_is_cancelled_or_acknowledged() {
 }
 
 #[test]
-fn a_task_that_its_job_does_not_wait_for_is_cancelled() {
+fn an_unwanted_task_is_cancelled() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
     world.give(on(&["a"]));
@@ -81,7 +81,7 @@ fn a_task_that_its_job_does_not_wait_for_is_cancelled() {
 }
 
 #[test]
-fn what_comes_of_an_older_session_changes_nothing() {
+fn messages_of_an_older_session_are_ignored() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
     world.up("a", &[]);
@@ -93,7 +93,7 @@ fn what_comes_of_an_older_session_changes_nothing() {
 }
 
 #[test]
-fn a_task_that_can_never_be_sent_fails_with_the_reason() {
+fn an_unsendable_task_fails_with_the_reason() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
     world.next_outcome = Some(DispatchOutcome::Unsendable("the task is too large".to_owned()));
@@ -106,7 +106,7 @@ fn a_task_that_can_never_be_sent_fails_with_the_reason() {
 }
 
 #[test]
-fn a_job_whose_status_is_gone_does_nothing_until_the_watch_has_said_so() {
+fn a_deleted_status_stops_its_job() {
     let mut world = World::new(&["a"]);
     world.give(on(&["a"]));
     let (job, object) = (task().job, Object::Status);
@@ -122,7 +122,7 @@ fn a_job_whose_status_is_gone_does_nothing_until_the_watch_has_said_so() {
 }
 
 #[test]
-fn a_node_works_on_as_many_tasks_of_both_engines_as_its_edge_says() {
+fn both_engines_share_a_nodes_slots() {
     let mut world = World::new(&["a"]);
     let node = NodeName::from("a");
     assert!(world.controller.take_place(&node));
@@ -151,7 +151,7 @@ fn a_node_works_on_as_many_tasks_of_both_engines_as_its_edge_says() {
 }
 
 #[test]
-fn a_write_that_ends_after_its_job_is_gone_leaves_nothing_behind() {
+fn a_deleted_jobs_late_write_leaves_nothing() {
     let mut world = World::new(&[]);
     let (job, object, outcome) = (task().job, Object::Status, WriteOutcome::Done);
     world.controller.handle(Input::Written { job, object, version: 1, outcome, stored: None }, world.now);
@@ -160,7 +160,7 @@ fn a_write_that_ends_after_its_job_is_gone_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_job_that_is_being_deleted_is_as_good_as_gone() {
+fn a_job_being_deleted_counts_as_gone() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
     world.give(on(&["a"]));
@@ -172,7 +172,7 @@ fn a_job_that_is_being_deleted_is_as_good_as_gone() {
 }
 
 #[test]
-fn a_dispatch_counts_for_the_session_that_it_went_to() {
+fn a_dispatch_counts_for_its_session() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
     world.up("a", &[]);

@@ -9,7 +9,7 @@ fn summary(world: &World) -> (u32, u32, u32, u32) {
 }
 
 #[test]
-fn a_node_that_is_deleted_before_it_starts_is_skipped_and_no_failure_of_the_wave() {
+fn a_node_deleted_before_starting_is_skipped() {
     let select = json!({"labelSelector": {}, "concurrency": 10, "failureTolerate": "0.1"});
     for follow in [true, false] {
         let (mut world, nodes) = fleet(10);
@@ -40,7 +40,7 @@ fn a_node_that_is_deleted_before_it_starts_is_skipped_and_no_failure_of_the_wave
 }
 
 #[test]
-fn a_node_that_was_deleted_while_no_cloudcore_ran_is_skipped_once() {
+fn a_node_deleted_unseen_is_skipped_once() {
     let (mut world, nodes) = fleet(3);
     let template = json!({"nodeNames": nodes, "concurrency": 1, "failureTolerate": "0"});
     world.give(job(template.clone(), 1, None));
@@ -62,7 +62,7 @@ fn a_node_that_was_deleted_while_no_cloudcore_ran_is_skipped_once() {
 }
 
 #[test]
-fn a_gate_between_waves_stays_shut_when_waiting_nodes_are_deleted() {
+fn deleting_waiting_nodes_opens_no_gate() {
     let (mut world, nodes) = fleet(20);
     let template = json!({"nodeNames": nodes, "concurrency": 20, "failureTolerate": "0.5"});
     let spec = json!({"rollout": {"steps": ["20%", "100%"]}});
@@ -96,7 +96,7 @@ fn a_gate_between_waves_stays_shut_when_waiting_nodes_are_deleted() {
 }
 
 #[test]
-fn a_job_all_of_whose_nodes_were_deleted_fails_and_says_so() {
+fn a_job_without_remaining_nodes_fails() {
     let mut world = World::new(&["a"]);
     world.give(on(&["a"]));
     world.give(Input::NodeGone("a".into()));

@@ -15,7 +15,7 @@ fn missing(world: &World) -> Vec<&str> {
 }
 
 #[test]
-fn a_name_without_a_node_counts_as_failed_and_the_reason_says_so() {
+fn a_missing_name_counts_as_failed() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
     world.give(job(names(&["a", "ghost"]), 1, None));
@@ -34,7 +34,7 @@ fn a_name_without_a_node_counts_as_failed_and_the_reason_says_so() {
 }
 
 #[test]
-fn a_name_without_a_node_is_skipped_where_the_job_allows_it() {
+fn an_allowed_missing_name_is_skipped() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
     world.give(with_spec(names(&["a", "ghost"]), json!({"allowMissingNodes": true}), 1, None));
@@ -47,7 +47,7 @@ fn a_name_without_a_node_is_skipped_where_the_job_allows_it() {
 }
 
 #[test]
-fn a_missing_node_takes_no_part_in_the_waves_and_no_round_is_made_for_it() {
+fn a_missing_node_belongs_to_no_wave() {
     let (mut world, mut nodes) = course::fleet(19);
     nodes.insert(0, "ghost".to_owned());
     let spec = json!({"rollout": {"steps": ["1", "100%"]}, "retry": 3});
@@ -64,7 +64,7 @@ fn a_missing_node_takes_no_part_in_the_waves_and_no_round_is_made_for_it() {
 }
 
 #[test]
-fn missing_nodes_beyond_the_tolerance_use_up_no_round() {
+fn missing_nodes_use_up_no_round() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
     world.give(with_spec(names(&["a", "ghost"]), json!({"retry": 3}), 1, None));
@@ -75,7 +75,7 @@ fn missing_nodes_beyond_the_tolerance_use_up_no_round() {
 }
 
 #[test]
-fn a_missing_node_is_remembered_over_a_restart_and_tried_in_a_round_once_it_exists() {
+fn a_missing_node_survives_a_restart() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
     let template = |retry: u32| {
@@ -109,7 +109,7 @@ fn a_missing_node_is_remembered_over_a_restart_and_tried_in_a_round_once_it_exis
 }
 
 #[test]
-fn the_condition_finished_is_true_at_either_end() {
+fn finished_is_true_at_either_end() {
     for (outcome, phase, reason) in [
         (TaskOutcome::Succeeded, JobPhase::Completed, "Completed"),
         (TaskOutcome::Failed, JobPhase::Failure, "ToleranceExceeded"),
@@ -127,7 +127,7 @@ fn the_condition_finished_is_true_at_either_end() {
 }
 
 #[test]
-fn a_running_job_says_why_nodes_have_failed_so_far() {
+fn a_running_job_reports_its_failure_causes() {
     let mut world = World::new(&["a", "b", "c"]);
     for node in ["a", "b", "c"] {
         world.up(node, &[]);
@@ -142,7 +142,7 @@ fn a_running_job_says_why_nodes_have_failed_so_far() {
 }
 
 #[test]
-fn a_missing_node_joins_once_it_exists_where_the_job_follows_its_nodes() {
+fn a_following_job_adopts_missing_nodes() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
     let mut template = names(&["a", "ghost"]);
@@ -219,7 +219,7 @@ fn nodes_that_become_ready_together_begin_together() {
 }
 
 #[test]
-fn a_spec_that_no_node_satisfies_is_refused() {
+fn a_spec_matching_no_node_is_refused() {
     let mut world = World::new(&[]);
     world.give(Input::Node(not_ready("a")));
     let mut cloud = not_ready("cloud");
@@ -256,7 +256,7 @@ fn a_waiting_job_can_be_cancelled() {
 }
 
 #[test]
-fn a_named_node_is_looked_at_once_it_appears() {
+fn a_named_node_is_considered_on_appearing() {
     let mut world = World::new(&["a"]);
     for node in ["a", "ghost"] {
         world.up(node, &[]);

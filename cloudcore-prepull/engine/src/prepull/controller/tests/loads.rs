@@ -9,7 +9,7 @@ fn object(input: Input) -> JobObject {
 }
 
 #[test]
-fn no_status_is_made_from_a_lean_job() {
+fn a_lean_job_yields_no_status() {
     let (mut world, nodes) = fleet(2);
     let wanted = json!({"nodeNames": nodes, "concurrency": 1});
     world.give(job(wanted.clone(), 1, None));
@@ -41,7 +41,7 @@ impl World {
 }
 
 #[test]
-fn a_job_that_is_gone_is_waited_for_no_longer() {
+fn loading_does_not_wait_for_deleted_jobs() {
     let (mut world, nodes) = fleet(1);
     world.give(job(json!({"nodeNames": nodes}), 1, None));
     world.pass(1_000);
@@ -66,7 +66,7 @@ fn what_the_watch_says_late_undoes_nothing() {
 }
 
 #[test]
-fn a_write_replaces_the_version_that_was_stored_last() {
+fn a_write_replaces_the_last_stored_version() {
     let mut controller = Controller::default();
     let now = Timestamp::from_second(1_000_000).unwrap();
     controller.handle(Input::Nodes(vec![edge("n0")]), now);

@@ -38,7 +38,7 @@ impl World {
 }
 
 #[test]
-fn an_edge_is_told_at_the_beginning_of_each_session_which_of_its_pins_nobody_wants() {
+fn each_session_begins_by_unpinning() {
     let mut world = World::new(&["a", "b"]);
     world.give(job_with(pinned(), 1, None));
     world.up_with_pins("a", &[UID, "gone"]);
@@ -52,7 +52,7 @@ fn an_edge_is_told_at_the_beginning_of_each_session_which_of_its_pins_nobody_wan
 }
 
 #[test]
-fn the_edges_with_pins_are_told_when_a_job_is_deleted_or_edited() {
+fn deleting_or_editing_a_job_unpins() {
     let mut world = World::new(&["a", "b", "c", "d"]);
     world.give(job_with(pinned(), 1, None));
     for node in ["a", "b"] {
@@ -77,7 +77,7 @@ fn the_edges_with_pins_are_told_when_a_job_is_deleted_or_edited() {
 }
 
 #[test]
-fn a_job_that_has_been_over_for_long_keeps_its_pins_until_it_is_edited_or_deleted() {
+fn a_parked_job_keeps_its_pins() {
     for under_a_new_leader in [false, true] {
         let mut world = World::new(&["a"]);
         world.up_with_pins("a", &[]);
@@ -110,7 +110,7 @@ fn a_job_that_has_been_over_for_long_keeps_its_pins_until_it_is_edited_or_delete
 }
 
 #[test]
-fn the_pins_of_a_job_that_cannot_be_read_stay() {
+fn an_unreadable_jobs_pins_stay() {
     let mut world = World::new(&["a"]);
     world.up_with_pins("a", &[]);
     world.give(job_with(pinned(), 1, None));
@@ -129,7 +129,7 @@ fn the_pins_of_a_job_that_cannot_be_read_stay() {
 }
 
 #[test]
-fn the_result_of_a_task_that_has_pinned_nothing_is_no_reason_to_unpin() {
+fn an_unpinned_result_causes_no_unpin() {
     let mut world = World::new(&["a"]);
     world.up_with_pins("a", &[]);
     world.give(job_with(json!({}), 1, None));

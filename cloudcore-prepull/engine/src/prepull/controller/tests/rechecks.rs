@@ -206,7 +206,7 @@ fn an_answer_is_judged_by_its_images() {
 }
 
 #[test]
-fn a_look_finds_what_was_pulled_before_relabelling() {
+fn a_recheck_finds_images_from_before_relabelling() {
     let overrider = json!([{"imagePrePullOverrider": {"nodeLabel": "region=x", "overriders": {
         "imageOverriders": [{"component": "Tag", "operator": "replace", "value": "1.26"}],
     }}}]);

@@ -22,7 +22,7 @@ fn spec(retry: u32) -> serde_json::Value {
 }
 
 #[test]
-fn a_node_in_progress_goes_on_with_what_it_was_sent_and_its_next_attempt_goes_by_its_labels() {
+fn relabelling_affects_only_the_next_attempt() {
     let template = json!({"nodeNames": ["n"], "failureTolerate": "0", "images": ["app:v1", "db:v1"]});
     let mut world = World::new(&[]);
     world.give(Input::Node(in_region("n", "a")));

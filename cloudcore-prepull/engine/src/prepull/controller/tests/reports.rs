@@ -18,7 +18,7 @@ fn over() -> World {
 }
 
 #[test]
-fn a_report_that_somebody_deletes_is_written_again_from_memory() {
+fn a_deleted_report_is_rewritten_from_memory() {
     let mut world = over();
     let report = world.reports.remove(&0).unwrap();
     let (writes, dispatched) = (world.writes, world.dispatched.len());
@@ -29,7 +29,7 @@ fn a_report_that_somebody_deletes_is_written_again_from_memory() {
 }
 
 #[test]
-fn a_report_that_was_deleted_while_the_watch_was_broken_is_written_again() {
+fn a_report_deleted_unseen_is_rewritten() {
     let mut world = over();
     world.reports.clear();
     world.give(Input::ReportsListed(Vec::new()));
@@ -42,7 +42,7 @@ fn a_report_that_was_deleted_while_the_watch_was_broken_is_written_again() {
 }
 
 #[test]
-fn after_a_deletion_and_a_failover_nothing_runs_again() {
+fn nothing_reruns_after_deletion_and_failover() {
     let mut world = World::new(&["a", "b"]);
     world.up("a", &[]);
     world.give(on(&["a", "b"]));
@@ -63,7 +63,7 @@ fn after_a_deletion_and_a_failover_nothing_runs_again() {
 }
 
 #[test]
-fn reports_of_other_jobs_and_unknown_ones_concern_nobody() {
+fn reports_of_other_jobs_are_ignored() {
     let mut world = over();
     let writes = world.writes;
     world.give(Input::ReportGone { job: job_uid(), index: 7 });
@@ -73,7 +73,7 @@ fn reports_of_other_jobs_and_unknown_ones_concern_nobody() {
 }
 
 #[test]
-fn of_two_records_of_a_node_the_one_that_got_further_counts_and_the_other_goes() {
+fn the_most_advanced_of_two_records_counts() {
     let mut world = over();
     // A write of a cloudcore that was killed, which arrived after its successor had put the node elsewhere.
     let mut late = world.reports[&0].clone();

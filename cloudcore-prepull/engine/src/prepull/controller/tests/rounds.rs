@@ -4,7 +4,7 @@ use super::course::{fleet, template};
 use super::*;
 
 #[test]
-fn a_round_that_the_status_tells_of_is_carried_out_where_a_report_is_behind() {
+fn a_round_runs_despite_outdated_reports() {
     let (mut world, nodes) = fleet(2);
     let spec = |stored: Option<&ImagePrePullJobStatus>| {
         let template = json!({"nodeNames": nodes, "concurrency": 1, "failureTolerate": "1"});
@@ -37,7 +37,7 @@ fn a_round_that_the_status_tells_of_is_carried_out_where_a_report_is_behind() {
 }
 
 #[test]
-fn a_retry_that_is_left_over_at_the_end_starts_nothing_before_somebody_raises_it() {
+fn a_leftover_retry_starts_nothing() {
     let (mut world, nodes) = fleet(2);
     let one_by_one = json!({"nodeNames": nodes, "concurrency": 1});
     let spec =
@@ -76,7 +76,7 @@ fn a_retry_that_is_left_over_at_the_end_starts_nothing_before_somebody_raises_it
 }
 
 #[test]
-fn nodes_that_become_eligible_after_the_end_do_not_use_up_what_is_left_of_retry() {
+fn late_eligible_nodes_use_no_retry() {
     let select = json!({"labelSelector": {"matchLabels": {"pool": "a"}}, "concurrency": 10});
     let spec = |retry| json!({"retry": retry, "followNodes": true});
     let pool = |name: &str| {
@@ -106,7 +106,7 @@ fn nodes_that_become_eligible_after_the_end_do_not_use_up_what_is_left_of_retry(
 }
 
 #[test]
-fn a_finished_job_is_parked_although_something_is_left_of_retry() {
+fn a_finished_job_parks_despite_leftover_retries() {
     let (mut world, nodes) = fleet(1);
     world.give(with_spec(template(&nodes), json!({"retry": 3}), 1, None));
     world.all_end(&nodes, TaskOutcome::Succeeded);
@@ -118,7 +118,7 @@ fn a_finished_job_is_parked_although_something_is_left_of_retry() {
 }
 
 #[test]
-fn the_time_of_a_job_is_one_over_its_rounds_unless_somebody_asks_for_another() {
+fn rounds_share_one_deadline() {
     let (mut world, nodes) = fleet(1);
     let template = json!({"nodeNames": nodes, "failureTolerate": "0"});
     let spec = |retry| json!({"retry": retry, "activeDeadlineSeconds": 100});
@@ -140,7 +140,7 @@ fn the_time_of_a_job_is_one_over_its_rounds_unless_somebody_asks_for_another() {
 }
 
 #[test]
-fn a_job_whose_nodes_have_ended_is_judged_by_them_although_its_leader_died_before_it_said_so() {
+fn a_new_leader_judges_ended_nodes() {
     for (outcome, phase) in
         [(TaskOutcome::Succeeded, JobPhase::Completed), (TaskOutcome::Failed, JobPhase::Failure)]
     {
@@ -168,7 +168,7 @@ fn a_job_whose_nodes_have_ended_is_judged_by_them_although_its_leader_died_befor
 }
 
 #[test]
-fn no_round_begins_in_which_nothing_can_start() {
+fn no_round_begins_without_startable_nodes() {
     let (mut world, nodes) = fleet(2);
     let template = json!({"nodeNames": nodes, "concurrency": 2, "failureTolerate": "1"});
     let spec = |retry| json!({"retry": retry});
@@ -188,7 +188,7 @@ fn no_round_begins_in_which_nothing_can_start() {
 }
 
 #[test]
-fn that_too_many_nodes_have_failed_is_said_once_in_a_round() {
+fn exceeded_tolerance_is_announced_once_a_round() {
     let (mut world, nodes) = fleet(6);
     let template = json!({"nodeNames": nodes, "concurrency": 6, "failureTolerate": "0"});
     world.give(with_spec(template, json!({}), 1, None));
@@ -202,7 +202,7 @@ fn that_too_many_nodes_have_failed_is_said_once_in_a_round() {
 }
 
 #[test]
-fn a_changed_pause_counts_from_the_end_of_the_wave() {
+fn a_changed_pause_counts_from_the_waves_end() {
     for is_unseen in [false, true] {
         let (mut world, nodes) = fleet(4);
         let spec = |pause| json!({"rollout": {"steps": ["1", "100%"], "pauseSeconds": pause}});
@@ -230,7 +230,7 @@ fn a_changed_pause_counts_from_the_end_of_the_wave() {
 }
 
 #[test]
-fn what_an_edge_says_starts_no_node_that_may_not_start() {
+fn an_edges_claim_starts_no_barred_node() {
     let (mut world, nodes) = fleet(3);
     let open = |attempt, phase| vec![(UID, attempt, phase)];
     let spec = |suspend| json!({"rollout": {"steps": ["1", "100%"]}, "suspend": suspend});
@@ -272,7 +272,7 @@ fn what_an_edge_says_starts_no_node_that_may_not_start() {
 }
 
 #[test]
-fn a_round_that_the_reports_alone_tell_of_goes_on_although_nobody_asks_for_it_any_more() {
+fn a_round_known_from_reports_continues() {
     let (mut world, nodes) = fleet(1);
     let template = json!({"nodeNames": nodes, "failureTolerate": "0"});
     let spec = |retry| json!({"retry": retry});

@@ -39,7 +39,7 @@ impl World {
 }
 
 #[test]
-fn other_images_begin_a_run_after_the_end() {
+fn new_images_begin_a_run_after_the_end() {
     for (late, leader_changes) in [(false, false), (true, false), (false, true), (true, true)] {
         let (mut world, nodes) = fleet(3);
         world.give(job(of(&nodes, "app:1"), 1, None));
@@ -75,7 +75,7 @@ fn other_images_begin_a_run_after_the_end() {
 }
 
 #[test]
-fn a_change_waits_for_the_end_of_the_run() {
+fn a_change_waits_for_the_runs_end() {
     for leader_changes in [false, true] {
         let (mut world, nodes) = fleet(2);
         world.give(job(of(&nodes, "app:1"), 1, None));
@@ -117,7 +117,7 @@ fn a_change_that_is_undone_begins_nothing() {
 }
 
 #[test]
-fn a_leader_that_dies_in_the_beginning_of_a_run_loses_nothing() {
+fn a_leaders_early_death_loses_no_run() {
     // How many writes of the new run the API server gets.
     for writes in 0..4 {
         let (mut world, nodes) = fleet(5);
@@ -164,7 +164,7 @@ impl World {
 }
 
 #[test]
-fn an_edit_while_a_job_is_read_again_counts() {
+fn an_edit_during_a_reread_counts() {
     let (mut world, nodes) = fleet(1);
     world.give(job(of(&nodes, "app:1"), 1, None));
     world.pass(1_000);
@@ -217,7 +217,7 @@ fn a_cancelled_job_begins_no_further_run() {
 }
 
 #[test]
-fn what_an_earlier_version_refused_does_not_begin() {
+fn an_edit_refused_by_older_versions_stays_refused() {
     let (mut world, nodes) = fleet(1);
     world.give(job(of(&nodes, "app:1"), 1, None));
     world.pass(1_000);
@@ -263,7 +263,7 @@ fn a_run_without_a_ready_node_waits() {
 }
 
 #[test]
-fn a_run_unpins_the_images_of_the_one_before() {
+fn a_run_unpins_its_predecessors_images() {
     let (mut world, nodes) = fleet(1);
     world.up_with("n0", &[], Hello { pins: Some(vec![JobUid("another".to_owned())]), ..Hello::default() });
     world.sent.clear();
@@ -280,7 +280,7 @@ fn a_run_unpins_the_images_of_the_one_before() {
 }
 
 #[test]
-fn an_end_told_late_is_of_its_own_spec() {
+fn a_late_end_belongs_to_its_own_spec() {
     let (mut world, nodes) = fleet(1);
     world.give(job(of(&nodes, "app:1"), 1, None));
     world.pass(1_000);
@@ -295,7 +295,7 @@ fn an_end_told_late_is_of_its_own_spec() {
 }
 
 #[test]
-fn a_run_ends_after_its_beginning_is_written() {
+fn a_runs_end_follows_its_recorded_beginning() {
     let (mut world, nodes) = fleet(1);
     world.give(job(of(&nodes, "app:1"), 1, None));
     world.pass(1_000);

@@ -4,7 +4,7 @@ use super::course::{fleet, template};
 use super::*;
 
 #[test]
-fn what_a_job_begins_with_is_written_before_anything_starts_and_holds_under_the_next_leader() {
+fn the_accepted_spec_is_written_before_starts() {
     // Of a large job the status does not show every node, nor are all names known then.
     for (shows_nodes, taken, says) in [(true, 2, "undo the change"), (false, 0, "no node starts")] {
         let (mut world, nodes) = fleet(2);
@@ -30,7 +30,7 @@ fn what_a_job_begins_with_is_written_before_anything_starts_and_holds_under_the_
 }
 
 #[test]
-fn the_clock_of_a_node_runs_from_the_write_that_recorded_its_start() {
+fn a_nodes_time_begins_when_recorded() {
     let (mut world, nodes) = fleet(2);
     world.api_up = false;
     world.give(job(json!({"nodeNames": nodes, "concurrency": 1, "timeoutSeconds": 10}), 1, None));
@@ -49,7 +49,7 @@ fn the_clock_of_a_node_runs_from_the_write_that_recorded_its_start() {
 }
 
 #[test]
-fn a_node_whose_start_could_not_be_recorded_waits_when_the_time_of_the_job_is_over() {
+fn an_unrecorded_start_ends_as_pending() {
     let (mut world, nodes) = fleet(1);
     world.api_up = false;
     world.give(with_spec(json!({"nodeNames": nodes}), json!({"activeDeadlineSeconds": 60}), 1, None));
@@ -63,7 +63,7 @@ fn a_node_whose_start_could_not_be_recorded_waits_when_the_time_of_the_job_is_ov
 }
 
 #[test]
-fn a_slow_answer_to_the_write_of_a_start_is_not_taken_from_the_node() {
+fn slow_writes_cost_nodes_no_time() {
     let (mut world, nodes) = fleet(1);
     world.answers = false;
     world.give(job(json!({"nodeNames": nodes, "timeoutSeconds": 10}), 1, None));
@@ -76,7 +76,7 @@ fn a_slow_answer_to_the_write_of_a_start_is_not_taken_from_the_node() {
 }
 
 #[test]
-fn a_start_that_is_not_recorded_yet_heeds_a_suspension_and_a_smaller_concurrency() {
+fn an_unrecorded_start_heeds_edits() {
     for (concurrency, suspend, left) in [(3, true, 0), (1, false, 1)] {
         let (mut world, nodes) = fleet(3);
         world.api_up = false;
@@ -94,7 +94,7 @@ fn a_start_that_is_not_recorded_yet_heeds_a_suspension_and_a_smaller_concurrency
 }
 
 #[test]
-fn a_start_that_is_put_back_and_taken_up_again_before_it_is_recorded_happens_once() {
+fn a_repeated_unrecorded_start_happens_once() {
     let (mut world, nodes) = fleet(1);
     world.answers = false;
     for (suspend, generation) in [(false, 1), (true, 2), (false, 3)] {
@@ -108,7 +108,7 @@ fn a_start_that_is_put_back_and_taken_up_again_before_it_is_recorded_happens_onc
 }
 
 #[test]
-fn a_start_that_is_taken_up_again_waits_for_its_own_record_and_not_for_that_of_the_one_before() {
+fn a_repeated_start_waits_for_its_own_record() {
     // A start that is put back keeps its slot and its place in the wave until that is recorded: those of n1 are free.
     let (mut world, nodes) = fleet(2);
     world.give(Input::Session(SessionEvent::Down { node: "n1".into(), session: SessionId(2) }));

@@ -45,7 +45,7 @@ impl World {
 }
 
 #[test]
-fn a_node_starts_when_its_window_opens_and_says_until_then_what_it_waits_for() {
+fn a_node_starts_when_its_window_opens() {
     let (mut world, nodes) = fleet(2);
     world.give(job_with(&nodes, windows(&["Mon 14:00+10m UTC", "Tue 05:00+1h UTC"]), 1, None));
     world.pass_until("13:59:59");
@@ -62,7 +62,7 @@ fn a_node_starts_when_its_window_opens_and_says_until_then_what_it_waits_for() {
 }
 
 #[test]
-fn the_time_of_a_node_counts_only_while_a_window_is_open_under_any_leader() {
+fn node_time_counts_only_inside_windows() {
     let (mut world, nodes) = fleet(2);
     let windows = windows(&["14:00+2m UTC", "15:00+2m UTC", "16:00+2m UTC"]);
     world.give(job_with(&nodes, windows.clone(), 1, None));
@@ -89,7 +89,7 @@ fn the_time_of_a_node_counts_only_while_a_window_is_open_under_any_leader() {
 }
 
 #[test]
-fn a_window_in_the_zone_of_the_node_is_known_to_the_next_leader_while_the_node_is_away() {
+fn an_offline_nodes_zone_survives_failover() {
     // 20:00 in Kolkata is 14:30 UTC.
     let (mut world, nodes) = fleet(1);
     let hello = Hello { time_zone: Some("Asia/Kolkata".to_owned()), ..Hello::default() };
@@ -114,7 +114,7 @@ fn a_window_in_the_zone_of_the_node_is_known_to_the_next_leader_while_the_node_i
 }
 
 #[test]
-fn the_windows_of_the_node_itself_hold_for_jobs_without_any_and_beside_those_of_others() {
+fn a_nodes_own_windows_always_apply() {
     for (of_job, opens) in [(json!({}), "14:00"), (windows(&["14:01+1h UTC"]), "14:01")] {
         let (mut world, nodes) = fleet(1);
         let windows = vec![parse_window("14:00+2m UTC").unwrap(), parse_window("17:00+2m UTC").unwrap()];
@@ -136,7 +136,7 @@ fn the_windows_of_the_node_itself_hold_for_jobs_without_any_and_beside_those_of_
 }
 
 #[test]
-fn each_node_begins_by_its_own_delay_and_is_told_of_it() {
+fn each_node_starts_after_its_delay() {
     let (mut world, nodes) = fleet(20);
     let mut beside = windows(&["14:00+1h UTC"]);
     beside["windowJitter"] = json!("20m");
@@ -162,7 +162,7 @@ fn each_node_begins_by_its_own_delay_and_is_told_of_it() {
 }
 
 #[test]
-fn a_changed_window_lets_waiting_nodes_go_on_at_once() {
+fn a_changed_window_releases_waiting_nodes() {
     let (mut world, nodes) = fleet(2);
     world.give(job_with(&nodes, windows(&["20:00+10m UTC"]), 1, None));
     world.pass_until("14:00:00");
@@ -177,7 +177,7 @@ fn a_changed_window_lets_waiting_nodes_go_on_at_once() {
 }
 
 #[test]
-fn changed_download_terms_are_sent_to_the_nodes_at_work_and_bad_ones_change_nothing() {
+fn running_nodes_get_changed_download_terms() {
     let (mut world, nodes) = fleet(2);
     world.give(job_with(&nodes, json!({"download": {"maxRate": "2Mi"}, "pin": true}), 1, None));
     assert_eq!(world.taken(), ["n0", "n1"]);
@@ -198,7 +198,7 @@ fn changed_download_terms_are_sent_to_the_nodes_at_work_and_bad_ones_change_noth
 }
 
 #[test]
-fn a_node_in_progress_shows_what_its_edge_waits_for() {
+fn a_node_shows_its_edges_wait() {
     let (mut world, nodes) = fleet(1);
     world.give(job_with(&nodes, json!({}), 1, None));
     let says = |waits: &str| {
@@ -215,7 +215,7 @@ fn a_node_in_progress_shows_what_its_edge_waits_for() {
 }
 
 #[test]
-fn terms_that_changed_while_an_edge_was_away_are_sent_when_it_is_back() {
+fn a_returning_edge_gets_changed_terms() {
     let (mut world, nodes) = fleet(1);
     let limited = json!({"download": {"maxRate": "2Mi"}});
     world.give(job_with(&nodes, limited, 1, None));

@@ -22,7 +22,7 @@ fn waiting() -> World {
 }
 
 #[test]
-fn a_node_waits_for_the_owner_of_a_secret_without_a_slot_and_with_the_reason() {
+fn waiting_for_consent_takes_no_slot() {
     let world = waiting();
     assert_eq!((world.record("a").reason.as_str(), world.record("a").code), ("s/t is not allowed", None));
     assert_eq!(world.status().reason, "1 node waiting: s/t is not allowed");
@@ -31,7 +31,7 @@ fn a_node_waits_for_the_owner_of_a_secret_without_a_slot_and_with_the_reason() {
 }
 
 #[test]
-fn a_node_goes_on_when_the_owner_allows_it_and_at_nothing_else() {
+fn only_consent_resumes_a_withheld_node() {
     let mut world = waiting();
     for other in [allowed(UID, "s/other"), allowed("another job", "s/t")] {
         world.give(other);
@@ -50,7 +50,7 @@ fn a_node_goes_on_when_the_owner_allows_it_and_at_nothing_else() {
 }
 
 #[test]
-fn half_of_the_time_of_a_node_is_for_the_owner_and_half_for_what_can_be_pulled() {
+fn consent_may_take_half_the_nodes_time() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
     world.withheld = true;
@@ -64,7 +64,7 @@ fn half_of_the_time_of_a_node_is_for_the_owner_and_half_for_what_can_be_pulled()
 }
 
 #[test]
-fn what_an_edge_may_have_already_does_not_wait_for_an_owner() {
+fn a_dispatched_task_waits_for_no_owner() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
     world.give(on(&["a"]));
@@ -77,7 +77,7 @@ fn what_an_edge_may_have_already_does_not_wait_for_an_owner() {
 }
 
 #[test]
-fn a_job_with_secrets_that_selects_by_labels_of_the_node_itself_is_warned_of() {
+fn selecting_by_self_set_labels_is_warned_about() {
     let message = |template: serde_json::Value, overriders: serde_json::Value| {
         let mut node = edge("a");
         for label in ["site", "node-restriction.kubernetes.io/site"] {
@@ -161,7 +161,7 @@ fn what_is_missing_waits_for_its_secret() {
 }
 
 #[test]
-fn another_failure_is_one_though_keys_are_withheld() {
+fn withheld_keys_hide_no_other_failure() {
     let mut world = asked();
     world.ends("a", TaskOutcome::Failed);
     world.pass(1_000);

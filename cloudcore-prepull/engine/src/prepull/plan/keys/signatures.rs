@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn each_public_key_of_the_secrets_is_sent_once_and_nothing_else_of_them() {
+    fn each_public_key_is_sent_once() {
         let other = KEY.replace("AAAA", "BBBB");
         let resolved = resolve(&["one", "two"], |name| match name {
             "one" => lookup(&[("cosign.key", "PRIVATE"), ("cosign.pub", KEY), ("next.pub", &other)], "*"),
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_of_no_use_makes_the_verification_unavailable_and_says_why() {
+    fn a_useless_secret_makes_verification_unavailable() {
         let private = "-----BEGIN ENCRYPTED SIGSTORE PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED SIGSTORE PRIVATE KEY-----";
         let two = format!("{KEY}\n{KEY}");
         for (found, why) in [
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_whose_owner_has_not_allowed_it_is_withheld_and_not_told_from_a_missing_one() {
+    fn withheld_and_missing_secrets_look_alike() {
         let [withheld, missing] =
             [lookup(&[("cosign.pub", KEY)], "other"), SecretLookup::Missing].map(|found| {
                 let resolved = resolve(&["cosign"], |_| found.clone());
