@@ -47,7 +47,7 @@ impl From<kruise::Input> for Input {
     }
 }
 
-/// What is to be done.
+/// An effect that the engine asks for.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// For an ImagePrePullJob.
@@ -59,7 +59,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// What kind of action this is, in one word: what a recording keeps of it.
+    /// The kind of this action in one word, as a recording keeps it.
     pub fn kind(&self) -> &'static str {
         use controller::Action as Prepull;
         use kruise::Action as Kruise;
@@ -143,9 +143,10 @@ impl Engine {
         }
     }
 
-    /// Lets every object go on as far as it can, and returns what is to be done, in this order.
+    /// Advances every object as far as possible, and returns the actions in the order to carry them out.
     pub fn flush(&mut self, now: Timestamp) -> Vec<Action> {
-        // A slot that a NodeImage gave back may serve a job; what the jobs leave, the NodeImages may take.
+        // A slot that a NodeImage gave back may serve a job, and the NodeImages may take the slots that the jobs
+        // leave.
         self.move_slots();
         let mut actions: Vec<_> = self.prepull.flush(now).into_iter().map(Action::Prepull).collect();
         loop {
@@ -167,7 +168,7 @@ impl Engine {
         actions
     }
 
-    /// When [`Self::flush`] is to be called although nothing happened.
+    /// When [`Self::flush`] must run next even without an input.
     pub fn next_wakeup(&self) -> Option<Timestamp> {
         let kruise = self.kruise.as_ref().and_then(Kruise::next_wakeup);
         [self.prepull.next_wakeup(), kruise, self.sites.next_wakeup()].into_iter().flatten().min()
@@ -193,13 +194,12 @@ impl Engine {
         self.prepull.phases()
     }
 
-    /// Whether the shell has to watch pods, for a job that selects its nodes by them.
+    /// Whether the shell must watch pods, for a job that selects its nodes by them.
     pub fn needs_pods(&self) -> bool {
         self.kruise.as_ref().is_some_and(Kruise::needs_pods)
     }
 
-    /// What is known of a task that a node has not ended, for traces: asked before the result is handled, so that one which is
-    /// told again counts once.
+    /// An open task of a node, for traces. Call it before the result is handled, so that a repeated result counts once.
     pub fn task_in_hand(&self, node: &NodeName, task: &TaskId) -> Option<TaskInHand> {
         if !is_of_node_image(task) {
             return self.prepull.in_hand(node, task);
@@ -234,8 +234,8 @@ impl Engine {
         }
     }
 
-    /// A node tells of the blobs of a task. Only for a task that it is to carry out is anything shared: its images are what
-    /// entitles it.
+    /// A node reports the blobs of a task. Sites share only the blobs of tasks the node must carry out: its images
+    /// entitle it to them.
     fn note_blobs(&mut self, node: &NodeName, blobs: Blobs, now: Timestamp) {
         let task = &blobs.task;
         match self.shared_by(node, task) {
@@ -278,7 +278,7 @@ impl Engine {
         self.sites.bytes()
     }
 
-    /// Tells Kruise's engine what concerns it. Returns what is left for the other one.
+    /// Passes Kruise's engine its part of the input. Returns the part for the other engine.
     fn share_with_kruise(&mut self, input: controller::Input, now: Timestamp) -> Option<controller::Input> {
         use controller::Input as Prepull;
         use node_images::Input as Kruise;
@@ -300,7 +300,7 @@ impl Engine {
         Some(input)
     }
 
-    /// Tells the jobs which slots of nodes the NodeImages have taken or given back.
+    /// Updates the jobs on the slots that the NodeImages have taken or given back.
     fn move_slots(&mut self) {
         let moves = self.kruise.as_mut().map(Kruise::take_slot_changes).unwrap_or_default();
         for (node, taken) in moves {

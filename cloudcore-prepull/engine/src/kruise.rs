@@ -9,9 +9,9 @@
 //!  NodeImage.status ◀─ writer ◀───────── node_images ◀─────────────────────═tunnel═─ Progress, Result
 //! ```
 //!
-//! A NodeImage is desired state for one node: whoever writes it, a job or a person, the node is driven to it. So the
-//! two halves need to know little of each other: a job writes a [`TagRequest`] into a NodeImage, and learns what became
-//! of it from [`NodeImageUpdate`]s. Both halves are pure.
+//! A NodeImage is desired state for one node, written by a job or a person. So the two halves need to know little of
+//! each other: a job writes a [`TagRequest`] into a NodeImage, and learns its outcome from [`NodeImageUpdate`]s. Both
+//! halves are pure.
 
 mod engine;
 mod io;

@@ -1,4 +1,4 @@
-//! The engines behind both APIs: what happened goes in, what is to be done comes out.
+//! The engines behind both APIs: events go in, actions come out.
 //!
 //! ```text
 //!  Job, Node, session, time ─▶ prepull: validate ─▶ plan ─▶ rollout ─▶ aggregate ─▶ writes, tasks, events

@@ -1,7 +1,7 @@
-//! Recordings of what an engine took in: one JSON object per line, and a player for them.
+//! Recordings of an engine's inputs: one JSON object per line, and a player for them.
 //!
-//! An engine has no clock and no randomness, so the same inputs at the same times lead to the same actions, of which
-//! some may change places within a flush. A recording made on a cluster in trouble (`cloudcore-prepull run --record
+//! An engine has no clock and no randomness, so the same inputs at the same times lead to the same actions, though
+//! their order within a flush may differ. A recording made on a cluster in trouble (`cloudcore-prepull run --record
 //! FILE`) is therefore a test: see `tests/replay.rs`. It holds no Secret and no key, since no engine ever sees one; it
 //! does hold what people wrote into their jobs. Of the actions it keeps how many there were of each kind, so that a
 //! replay can say where it parts from what was recorded.
@@ -43,7 +43,7 @@ pub enum Entry<I> {
         /// What it took in.
         input: I,
     },
-    /// The engine was asked what is to be done.
+    /// The engine was flushed.
     Flush {
         /// The time that the engine was given, in RFC 3339.
         at: String,
@@ -84,8 +84,8 @@ pub enum ReplayError {
         /// Why.
         source: std::io::Error,
     },
-    /// A line is none of a recording, or of a version with other inputs. The last line of a process that was killed
-    /// may be cut, and is passed over.
+    /// A line doesn't belong to a recording, or comes from a version with other inputs. The last line of a killed
+    /// process may be cut, and is skipped.
     #[error("line {line} is not an entry of a recording that this version can play (recorded by {recorder}, played by {})", env!("CARGO_PKG_VERSION"))]
     Parse {
         /// Counted from one.

@@ -1,8 +1,8 @@
 //! Recordings of `cloudcore-prepull run --record FILE`, played on this version of the engine.
 //!
-//! `PREPULL_REPLAY=$PWD/FILE cargo test -p prepull-engine --test replay -- --nocapture` plays a file and tells its story:
-//! every action, the last status of each job, and where this version parts from what was recorded. A file that shows a
-//! defect belongs into `tests/recordings`, with a test of its own that says how its jobs should have ended.
+//! `PREPULL_REPLAY=$PWD/FILE cargo test -p prepull-engine --test replay -- --nocapture` plays a file and prints its
+//! story: every action, the last status of each job, and where this version parts from what was recorded. A file that
+//! shows a defect belongs into `tests/recordings`, with its own test of how its jobs should have ended.
 
 #![allow(clippy::unwrap_used)]
 
@@ -118,8 +118,8 @@ fn only_recordings_are_played() {
     assert_eq!(error, "line 1: the recording does not start where a leader began: its beginning is missing");
 }
 
-/// Plays what PREPULL_REPLAY names, and tells its story. Of a directory every file `*.recording` in it is played, and
-/// is to lead to the same actions again: `make test` does so with the recordings of all end-to-end tests.
+/// Plays the file or directory PREPULL_REPLAY, and prints its story. In a directory, every file `*.recording` is
+/// played, and must lead to the same actions again: `make test` does so with the recordings of all end-to-end tests.
 #[test]
 fn the_recordings_of_the_environment_are_played() {
     let Some(path) = std::env::var_os("PREPULL_REPLAY").map(PathBuf::from) else { return };

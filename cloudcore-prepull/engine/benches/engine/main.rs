@@ -19,12 +19,12 @@ static MEMORY: PeakAlloc = PeakAlloc;
 
 /// The fleet that the bars are for.
 const NODES: usize = 100_000;
-/// A job over [`NODES`] may take so long from its creation to its end, both of one core and by the clock on the wall,
+/// The most time of a job over [`NODES`] from its creation to its end, both of one core and by the wall clock.
 const BAR_TIME: Duration = Duration::from_secs(30);
-/// and so many MiB, the made-up cluster's own included.
+/// Its most MiB, including the simulated cluster.
 const BAR_MEMORY: f64 = 2560.0;
 /// Twenty ImagePullJobs over [`KRUISE_NODES`], and the start of another leader after them, may take this many MiB,
-/// without what the made-up API server keeps.
+/// without the simulated API server.
 const BAR_KRUISE: f64 = 512.0;
 /// The fleet of that bar.
 const KRUISE_NODES: usize = 10_000;
@@ -292,7 +292,7 @@ fn measure(scenario: &Scenario, nodes: usize) {
     );
 }
 
-/// VmHWM of /proc/self/status, without what the made-up API server keeps of NodeImages.
+/// VmHWM of /proc/self/status, without the NodeImages of the simulated API server.
 fn most_memory_in_mib(world: &World) -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("read /proc/self/status");
     let line = status.lines().find(|line| line.starts_with("VmHWM:")).expect("VmHWM");

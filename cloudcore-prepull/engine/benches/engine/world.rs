@@ -1,5 +1,5 @@
-//! A cluster made up in memory: an API server that takes every write, and edges that pull whatever they are sent.
-//! Time is made up as well, so that a job of minutes takes as long as the engine computes.
+//! A simulated cluster: an API server that accepts every write, and edges that pull every task they get. Time is
+//! simulated as well, so a job of minutes takes only as long as the engine computes.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ use serde_json::json;
 const WRITE: SignedDuration = SignedDuration::from_millis(5);
 /// A task is handed to its session after this long: its secrets are read.
 const DISPATCH: SignedDuration = SignedDuration::from_millis(2);
-/// Inputs that are taken in before the engine is asked what is to be done, as in the program.
+/// Inputs per flush, as in the program.
 const BATCH: usize = 1024;
 /// Every node has one of these labels `lot`, so that a job can select a tenth of the fleet.
 pub(crate) const LOTS: usize = 10;
@@ -58,11 +58,11 @@ pub(crate) struct World {
     pull_time: PullTime,
     jobs: HashMap<String, serde_json::Value>,
     pull_jobs: HashMap<String, ImagePullJob>,
-    /// As JSON: what the made-up API server takes must not hide what the engine takes.
+    /// As JSON, so that the simulated API server's memory doesn't hide the engine's.
     node_images: HashMap<NodeName, Vec<u8>>,
     parts: SharedParts,
     versions: usize,
-    /// The jobs whose status says that they have ended.
+    /// Jobs that have ended, by their status.
     pub(crate) ended: HashSet<String>,
     /// What was counted.
     pub(crate) figures: Figures,
@@ -76,8 +76,7 @@ pub(crate) fn name(index: usize) -> NodeName {
 }
 
 impl World {
-    /// A fleet of edge nodes that are Ready and connected, and no job. With Kruise's API where a selector says for
-    /// which nodes.
+    /// A fleet of connected, Ready edge nodes without any job. With `kruise`, jobs can use Kruise's API.
     pub(crate) fn new(nodes: usize, kruise: bool, pull_time: PullTime, recording: bool) -> Self {
         let mut world = Self {
             engine: engine(kruise),
@@ -129,7 +128,7 @@ impl World {
         self.settle();
     }
 
-    /// Somebody makes an ImagePrePullJob over all nodes, or over those of one lot.
+    /// A user creates an ImagePrePullJob for all nodes, or for one lot.
     pub(crate) fn make_job(&mut self, job: &str, lot: Option<usize>) {
         let labels = match lot {
             Some(lot) => json!({"lot": lot.to_string()}),
@@ -150,7 +149,7 @@ impl World {
         self.job_changed(job);
     }
 
-    /// Makes an ImagePrePullJob over one node, whose image stays pinned.
+    /// Creates an ImagePrePullJob for one node that pins its image.
     pub(crate) fn make_pinned_job(&mut self, job: &str, node: &NodeName) {
         let object = json!({
             "apiVersion": "operations.kubeedge.io/v1alpha2",
@@ -165,7 +164,7 @@ impl World {
         self.job_changed(job);
     }
 
-    /// How long a batch takes in which nothing happens, with what the program asks after each.
+    /// The time of an empty batch, with the program's queries after each batch.
     pub(crate) fn idle_batch(&mut self) -> Duration {
         let began = clock();
         self.engine.handle(Input::TICK, self.now);
@@ -176,8 +175,8 @@ impl World {
         took
     }
 
-    /// Deletes jobs whose images every edge may have pinned. Returns how long that takes, and the messages that tell the
-    /// edges.
+    /// Deletes jobs with images that every edge may have pinned. Returns the time that takes and the number of unpin
+    /// messages.
     pub(crate) fn delete_pinned_jobs(&mut self, jobs: &[String]) -> (Duration, usize) {
         let nodes = self.engine.nodes().count();
         for index in 0..nodes {
@@ -207,7 +206,7 @@ impl World {
         self.happens(controller::Input::Job(Ok(Box::new(object))).into());
     }
 
-    /// Somebody makes an ImagePullJob over all nodes, or over those of one lot.
+    /// A user creates an ImagePullJob for all nodes, or for one lot.
     pub(crate) fn make_pull_job(&mut self, job: &str, lot: Option<usize>) {
         let selector = match lot {
             Some(lot) => json!({"matchLabels": {"lot": lot.to_string()}}),
@@ -237,7 +236,7 @@ impl World {
         self.happens(kruise::Input::Job(jobs::Input::PullJob(Ok(object))).into());
     }
 
-    /// Lets time pass until so many jobs have ended.
+    /// Lets time pass until this many jobs have ended.
     ///
     /// # Panics
     /// When nothing is left to happen, or a day has passed.
@@ -432,7 +431,7 @@ impl World {
         Some(object)
     }
 
-    /// The edge says what it says of a task that it pulls without trouble.
+    /// Sends the edge's messages about a task that succeeds.
     fn send_task(&mut self, node: &NodeName, task: TaskId, images: usize) {
         let pull = (self.pull_time)(self.figures.tasks);
         self.figures.tasks += 1;

@@ -153,7 +153,7 @@ fn one_apis_pull_blocks_the_other() {
     let of_job = sent(told(message).into());
     assert_eq!(of_job, [TaskId { job: JobUid("job".to_owned()), attempt: 1 }]);
 
-    // Until its result has been taken in, it is known what the task is about.
+    // The task's facts are known until its result has been handled.
     let known = engine.task_in_hand(&node, &of_job[0]).unwrap();
     let expected = (Some("job".to_owned()), vec!["docker.io/library/b:1".to_owned()]);
     assert_eq!((known.job, known.images), expected);

@@ -111,7 +111,8 @@ impl Kruise {
         self.listed.all()
     }
 
-    /// Reconciles whatever an input or the time has changed. `take_slot` takes a task slot of a node, if one is free.
+    /// Reconciles every object that an input or the time has changed. `take_slot` takes a task slot of a node, if one
+    /// is free.
     pub fn flush(&mut self, now: Timestamp, take_slot: &mut dyn FnMut(&NodeName) -> bool) -> Vec<Action> {
         let mut actions = Vec::new();
         if !self.is_ready() {
@@ -167,7 +168,7 @@ impl Kruise {
         self.node_images.take_slot_changes()
     }
 
-    /// When [`Self::flush`] is to be called even without an input.
+    /// When [`Self::flush`] must run next even without an input.
     pub fn next_wakeup(&self) -> Option<Timestamp> {
         if !self.is_ready() {
             return None;

@@ -1,4 +1,4 @@
-//! What the two halves exchange: requests for tags, their states, and the liveness of jobs.
+//! The interface between the two halves: tag requests, tag states, and the liveness of jobs.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -60,7 +60,7 @@ pub enum NodeImageUpdate {
         labels: Arc<BTreeMap<String, String>>,
     },
     Deleted(NodeName),
-    /// The node has a session (`true`), or has lost it. A node is offline until this says otherwise.
+    /// The node has a session (`true`), or has lost it. A node counts as offline before the first such update.
     Online(NodeName, bool),
     /// The state of a tag for one of the jobs that own it. Sent for every tag when the NodeImage is first seen, whenever
     /// a state changes, and once in answer to each [`super::jobs::Action::RequestTag`] even where nothing changed.
@@ -68,7 +68,7 @@ pub enum NodeImageUpdate {
     Tag {
         job: JobUid,
         node: NodeName,
-        /// The image and its tag: a job whose image was changed ignores the tags of the old one.
+        /// The image and its tag: after an edit of its image, a job ignores the old image's tags.
         key: TagKey,
         state: TagState,
     },

@@ -1,4 +1,4 @@
-//! ImagePullJobs and ImageListPullJobs: which nodes get which tag when, and what the statuses say. Pure.
+//! ImagePullJobs and ImageListPullJobs: which nodes get which tag when, and the statuses. Pure.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -36,7 +36,7 @@ use pull_job::PullJob;
 use registry::{Registry, Verdict};
 use run::Run;
 
-/// States of tags whose job the watch has not delivered yet, or cannot be read.
+/// States of tags for jobs that the watch has not delivered yet, or that cannot be read.
 type EarlyTagStates = HashMap<(NodeName, TagKey), TagState>;
 
 type Effects<'a> = crate::shared::effects::Effects<'a, Action>;
@@ -76,7 +76,7 @@ impl Jobs {
         std::mem::take(&mut self.actions)
     }
 
-    /// When [`Self::flush`] is to be called even without an input.
+    /// When [`Self::flush`] must run next even without an input.
     pub fn next_wakeup(&self) -> Option<Timestamp> {
         let jobs = self.registry.agenda.wakeup();
         [jobs, self.lists.next_wakeup(), self.fleet.next_wakeup()].into_iter().flatten().min()

@@ -71,11 +71,11 @@ pub struct NodeImages {
     parts: SharedParts,
     /// Jobs that have another liveness since the last flush.
     changed_jobs: HashSet<JobUid>,
-    /// The nodes whose NodeImages were created since the list began that is under way. That list may lack them; the watch
-    /// that follows it tells of them.
+    /// Nodes with NodeImages created since the current list began. That list may lack them; the watch after it has
+    /// them.
     created: BTreeSet<NodeName>,
     dirty: BTreeSet<NodeName>,
-    /// When a node is to be reconciled even without an input.
+    /// When to reconcile a node even without an input.
     wakeups: DelayQueue<NodeName>,
     progress_budget: TokenBucket<Timestamp>,
     writes: WriteRoom,
@@ -205,7 +205,7 @@ impl NodeImages {
         std::mem::take(&mut self.slot_changes)
     }
 
-    /// When [`Self::flush`] is to be called even without an input.
+    /// When [`Self::flush`] must run next even without an input.
     pub(crate) fn next_wakeup(&self) -> Option<Timestamp> {
         self.wakeups.next_due()
     }

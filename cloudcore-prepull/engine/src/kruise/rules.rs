@@ -61,7 +61,7 @@ pub(super) struct ValidTemplate {
     /// Tries after the first one.
     pub(super) backoff_limit: u32,
     pub(super) completion: Completion,
-    /// Whether an image that is on the node is pulled all the same.
+    /// Whether to pull an image that is on the node already.
     pub(super) policy: PullPolicy,
     /// Names of secrets in the job's namespace, in the order in which they are tried.
     pub(super) secrets: Vec<String>,

@@ -69,7 +69,7 @@ pub fn report<'a>(
 /// How many nodes of a job one report holds, when images of these names are pulled: at their usual sizes they
 /// fill two thirds of [`REPORT_BUDGET`].
 pub fn nodes_in_report<'a>(images: impl Iterator<Item = &'a str>) -> usize {
-    // Names, phases and times of a node; digest, bytes and states of an image, whose name stands there twice.
+    // Names, phases and times of a node; digest, bytes, states and, twice, the name of an image.
     let node: usize = 400 + images.map(|image| 250 + 2 * image.len()).sum::<usize>();
     (REPORT_BUDGET * 2 / 3 / node).clamp(1, MAX_NODES_IN_REPORT)
 }

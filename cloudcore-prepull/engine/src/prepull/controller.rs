@@ -1,14 +1,14 @@
-//! The controller of all ImagePrePullJobs: what happened goes in, what is to be done comes out. Pure.
+//! The controller of all ImagePrePullJobs: events go in, actions come out. Pure.
 //!
-//! The order that makes a crash harmless: *write, then act*. A node is recorded as in progress before its task
-//! is sent, and a result is recorded before it is acknowledged. So whatever the API server says was never sent
-//! was never sent, and whatever an edge has forgotten is in the API server.
+//! The order that makes a crash harmless: *write, then act*. A node is recorded as in progress before its task is
+//! sent, and a result is recorded before it is acknowledged. So a task that the API server doesn't have as started
+//! was never sent, and everything that an edge has forgotten is in the API server.
 //!
 //! ```text
 //!  Input ─▶ handle ─▶ rollout (per job) ─▶ flush ─▶ Action::Write ─▶ Input::Written ─▶ Action::{Dispatch, Send}
 //! ```
 //!
-//! A flush looks only at jobs that something happened to, or whose time has come: see [`Agenda`].
+//! A flush looks only at jobs with a new event or an expired timer: see [`Agenda`].
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::num::NonZeroU64;
@@ -48,12 +48,12 @@ use pins::Unpinned;
 pub struct Controller {
     nodes: BTreeMap<NodeName, NodeView>,
     sessions: HashMap<NodeName, SessionId>,
-    /// By what the edges of these sessions count their time.
+    /// The clocks that the edges of these sessions count their time by.
     clocks: HashMap<NodeName, NodeClock>,
-    /// Nodes whose edges can pin images, and whether one may have done so. All of them have a session. In order, so that a
-    /// run can be repeated.
+    /// Nodes with edges that can pin images, and whether one may have done so. All of them have a session. Ordered, so
+    /// that a run can be repeated.
     pinning: BTreeMap<NodeName, bool>,
-    /// Jobs whose pins go, since the last flush.
+    /// Jobs that gave up their pins since the last flush.
     unpinned: BTreeMap<JobUid, Unpinned>,
     jobs: HashMap<JobUid, Job>,
     /// Jobs that have been over for long, or are being read. None of them is in `jobs` as well.
@@ -81,7 +81,7 @@ pub struct Controller {
     actions: Vec<Action>,
 }
 
-/// What a step of a job has at hand: the time, and where the actions go that follow from it.
+/// The context of a job's step: the time, and the sink for its actions.
 type Effects<'a> = crate::shared::effects::Effects<'a, Action>;
 
 impl Controller {
@@ -121,7 +121,7 @@ impl Controller {
             Input::Recalled(uid, reports, object) => {
                 self.recalling.remove(&uid);
                 let Some(object) = object.filter(|object| !is_being_deleted(object)) else {
-                    // The job is gone: the watch says so, or has done so already.
+                    // The job is gone: the watch reports that soon, or has done so.
                     if let Some(parked) = self.parked.get_mut(&uid) {
                         parked.recalled = None;
                     }
@@ -180,7 +180,7 @@ impl Controller {
         }
     }
 
-    /// Lets every job go on as far as it can, and returns what is to be done.
+    /// Advances every job as far as possible, and returns the actions.
     pub fn flush(&mut self, now: Timestamp) -> Vec<Action> {
         self.now = now;
         // The oldest job first: if two want the same node, it gets it. A slot that is given back lets other jobs start,
@@ -219,7 +219,7 @@ impl Controller {
         std::mem::take(&mut self.actions)
     }
 
-    /// When [`Self::flush`] is to be called although nothing happened.
+    /// When [`Self::flush`] must run next even without an input.
     pub fn next_wakeup(&self) -> Option<Timestamp> {
         self.agenda.wakeup()
     }
@@ -279,7 +279,7 @@ impl Controller {
         true
     }
 
-    /// Takes over which nodes of a job took or gave back a slot, and tells the other jobs of those nodes.
+    /// Takes over which nodes of a job took or gave back a slot, and updates the other jobs of those nodes.
     fn apply_moves(&mut self, uid: &JobUid) {
         let moves = self.jobs.get_mut(uid).map(Job::take_moves).unwrap_or_default();
         for (node, took) in moves {
@@ -324,7 +324,7 @@ impl Controller {
             let mut has_left = false;
             self.change_job(&uid, |job, _| has_left = job.remove_node(name));
             if has_left {
-                // Should it join again, it is told of the session that the node has then.
+                // A job that the node rejoins gets the node's session of that time.
                 self.slots.detach_from(name, &uid);
             }
         }
@@ -339,7 +339,7 @@ impl Controller {
             return self.remove_job(&uid);
         }
         if let Some(parked) = self.parked.get_mut(&uid) {
-            // What the watch tells of may be behind the status that this job ended with.
+            // The watch may be behind the status that this job ended with.
             let newest = parked.recalled.as_ref().map(job::generation_of);
             if newest.is_some_and(|newest| newest < job::generation_of(object)) {
                 parked.recalled = Some(object.clone());
@@ -398,7 +398,7 @@ impl Controller {
         self.apply_moves(uid);
     }
 
-    /// Registers a job for the slots of a node, and tells the job whether the node is online and busy.
+    /// Registers a job for the slots of a node, and passes it the node's session and slot state.
     fn attach(&mut self, uid: &JobUid, node: &NodeName) {
         if self.leaving.contains(uid) {
             self.detach_leaving();

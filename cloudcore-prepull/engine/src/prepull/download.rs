@@ -1,4 +1,4 @@
-//! When the nodes of a job may download, and what each is told of that with its task.
+//! Download windows of a job's nodes, and the download terms in each task.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub struct WindowRule {
 }
 
 impl WindowRule {
-    /// What the job says of it.
+    /// The rule in the job's spec.
     pub fn of(job: &ValidatedJob) -> Self {
         let download = &job.download;
         Self { windows: download.windows.clone(), jitter: download.jitter, job: job.uid.clone() }
@@ -68,7 +68,7 @@ impl WindowRule {
     }
 }
 
-/// What an edge says of its clock. What is no zone and no window here does not get into any status.
+/// The clock that an edge reports. Invalid zones and windows don't get into any status.
 pub(crate) fn clock_of(hello: &Hello) -> NodeClock {
     NodeClock {
         time_zone: hello.time_zone.clone().filter(|zone| is_zone(zone)),
@@ -82,7 +82,7 @@ fn checked_text(window: &Window) -> Option<String> {
     parse_window(&text).is_ok().then_some(text)
 }
 
-/// What a node is told of the download with its task. It shares with its site `by_default` where the job does not say.
+/// The download terms in a node's task. It shares with its site `by_default` if the job leaves that open.
 pub fn terms(
     job: &ValidatedJob,
     node: &NodeName,

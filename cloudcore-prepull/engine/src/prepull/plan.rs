@@ -178,9 +178,9 @@ impl Shared {
         self.of_groups(job, matching_groups(job, node))
     }
 
-    /// The plan of a node that was sent its task when it had other labels. `plan`: the one by its present labels; `images`:
-    /// what was recorded then. It is the plan by any overriders that make these references, which brings its secrets;
-    /// where none do, the present plan with the recorded references.
+    /// The plan of a node that was sent its task when it had other labels. `plan`: the one by its present labels;
+    /// `images`: the records of that time. It is the plan by any overriders that make these references, with their
+    /// secrets; if none do, the present plan with the recorded references.
     pub fn plan_as_recorded(
         &mut self,
         job: &ValidatedJob,

@@ -1,7 +1,7 @@
 //! The rollout of one job over its nodes: which nodes start, which are out of time, and when the job is over.
 //!
-//! Pure: `now` is passed in, and what is to be done comes out as [`Decision`]s. The records are the very
-//! [`NodeStatus`] that the API server keeps, so that a restart loses nothing that was written.
+//! Pure: `now` is passed in, and [`Decision`]s come out. The records are the very [`NodeStatus`] that the API server
+//! keeps, so that a restart loses nothing that was written.
 //!
 //! ```text
 //!            start (a slot is free, the edge is online)
@@ -11,7 +11,7 @@
 //!     └── a secret cannot be read, or used, for now ────┘
 //! ```
 //!
-//! A node whose Node is deleted before it has started leaves the rollout. Its place stays empty, so that the places of
+//! A node that loses its Node before it has started leaves the rollout. Its place stays empty, so that the places of
 //! the others, and with them their reports, stay what they are.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -46,8 +46,8 @@ mod windows;
 pub use recheck::{RECHECK_TIME, Rechecked, begin_recheck, is_rechecking, keep_result};
 use waves::Waves;
 
-/// The grace for the report of a timeout to arrive: the edge ends the task at `timeoutSeconds` and says so; only a node
-/// that is silent for this much longer becomes Unknown.
+/// The grace for the report of a timeout to arrive: the edge ends the task at `timeoutSeconds` and reports that; only a
+/// node that is silent for this much longer becomes Unknown.
 pub const REPORT_GRACE: Duration = Duration::from_secs(2);
 
 /// The reasons of pending nodes that do not start although the concurrency allows it.
@@ -82,7 +82,7 @@ pub struct Touched {
     pub phase: bool,
 }
 
-/// How far an Assign has got. Volatile: after a restart of cloudcore it starts from what the edge says.
+/// How far an Assign has got. Volatile: after a restart of cloudcore, the edge's `Hello` restores it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flight {
     /// The start is not yet recorded in the API server; nothing has been sent.
@@ -128,11 +128,11 @@ enum Asked {
     Needs,
 }
 
-/// A node whose secrets could not be read, or are withheld.
+/// A node with unreadable or withheld secrets.
 #[derive(Clone, Debug)]
 struct Postponed {
     postponement: Postponement,
-    /// When they are to be read again, and why they could not be; `None` once that time has come.
+    /// When to read them again, and why they could not be read; `None` once that time has come.
     waits: Option<(Timestamp, String)>,
     /// The secrets that it waits for because their owners have not allowed their use, as namespace/name.
     withheld: Vec<String>,
@@ -153,7 +153,7 @@ pub enum Decision {
     Withdraw(NodeName, Start),
 }
 
-/// What is to be done about a task that an edge holds.
+/// The decision about a task that an edge holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reattach {
     /// Do nothing: the task is on its way, or its result is.
@@ -208,10 +208,10 @@ pub struct Rollout {
     /// The places of nodes that are pending, online and not busy.
     startable: BTreeSet<usize>,
     in_progress: BTreeSet<usize>,
-    /// The places of nodes in progress whose start is not recorded yet.
+    /// The places of nodes in progress with an unrecorded start.
     recording: BTreeSet<usize>,
-    /// The places of nodes whose start was withdrawn, and may be in the API server until it has that too: they hold their
-    /// slots, for the next leader would let them go on.
+    /// The places of nodes with a withdrawn start that the API server may still have as started. They hold their slots,
+    /// since the next leader would let them go on.
     withdrawn: BTreeSet<usize>,
     first_attempt: u32,
     /// How many starts there were: see [`Start`].
@@ -222,7 +222,7 @@ pub struct Rollout {
     rechecking: BTreeSet<usize>,
     /// When the nodes in progress, by their places, are out of time.
     deadlines: DelayQueue<usize>,
-    /// When the secrets of postponed nodes are to be read again, with their places.
+    /// When to read the secrets of postponed nodes again, with their places.
     postponed: BTreeSet<(Timestamp, usize)>,
     /// When the windows open of pending nodes that are online, with their places.
     shut: BTreeSet<(Timestamp, usize)>,
@@ -268,8 +268,8 @@ impl Rollout {
         rollout
     }
 
-    /// Counts attempts from this number. An edge may still hold a task of an earlier run of the job, whose result must not
-    /// be taken for one of this run.
+    /// Counts attempts from this number. An edge may still hold a task of an earlier run of the job, and its result
+    /// must not count for this run.
     #[must_use]
     pub fn counting_from(mut self, first_attempt: u32) -> Self {
         self.first_attempt = first_attempt;

@@ -27,10 +27,10 @@ pub use download::{DownloadPolicy, VerifyPolicy};
 pub use ratio::{Ratio, RatioError};
 pub use step::{MAX_STEPS, Step, StepError};
 
-/// The timeout of a node if the job says 0, as in KubeEdge.
+/// The timeout of a node if the job has 0, as in KubeEdge.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
-/// The longest timeout of a node: what KubeEdge's own field can hold, so that none of its manifests is refused. Nothing
-/// here depends on it being short; a node that is silent for long keeps its slot because the job says so.
+/// The longest timeout of a node: what KubeEdge's own field can hold, so that none of its manifests is refused. We
+/// don't need it to be short; a long silent node keeps its slot because the job allows it.
 pub const MAX_TIMEOUT_SECONDS: i64 = u32::MAX as i64;
 /// The most rounds beyond the first: each may fail within a second, and makes an event.
 pub const MAX_ROUNDS: u32 = 1_000;
@@ -150,7 +150,7 @@ pub struct OverriderGroup {
 }
 
 impl Refusal {
-    /// Names the field, and says what is wrong with it.
+    /// A mistake in this field.
     pub fn new(field: impl Into<String>, message: impl fmt::Display) -> Self {
         Self { field: field.into(), message: message.to_string() }
     }

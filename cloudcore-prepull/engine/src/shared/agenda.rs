@@ -40,12 +40,12 @@ impl Agenda {
         }
     }
 
-    /// Sets when the job is to be marked although nothing happened to it.
+    /// Sets when to mark the job even without an event.
     pub(crate) fn wake(&mut self, job: &JobUid, at: Option<Timestamp>) {
         self.wakeups.set(job, at);
     }
 
-    /// Marks the jobs whose time has come.
+    /// Marks the jobs that are due.
     pub(crate) fn wake_up(&mut self, now: Timestamp) {
         while let Some(job) = self.wakeups.pop_due(now) {
             self.mark(&job);

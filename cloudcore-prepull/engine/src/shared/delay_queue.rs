@@ -19,7 +19,7 @@ impl<K> Default for DelayQueue<K> {
 }
 
 impl<K: Clone + Hash + Ord> DelayQueue<K> {
-    /// Sets the key's moment, whatever it was before; with `None` the key leaves the queue.
+    /// Replaces the key's moment; with `None` the key leaves the queue.
     pub(crate) fn set(&mut self, key: &K, at: Option<Timestamp>) {
         let before = match at {
             Some(at) => self.moments.insert(key.clone(), at),
@@ -36,7 +36,7 @@ impl<K: Clone + Hash + Ord> DelayQueue<K> {
         }
     }
 
-    /// Takes out the first key whose moment has come.
+    /// Takes out the first key that is due.
     pub(crate) fn pop_due(&mut self, now: Timestamp) -> Option<K> {
         if self.next_due()? > now {
             return None;

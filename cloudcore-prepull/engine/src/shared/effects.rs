@@ -1,4 +1,4 @@
-//! What a step of an engine has at hand: the time, and where the actions go that follow from it.
+//! The context of an engine's step: the time, and the sink for its actions.
 
 use jiff::Timestamp;
 
@@ -11,7 +11,7 @@ pub(crate) struct Effects<'a, A> {
 }
 
 impl<'a, A> Effects<'a, A> {
-    /// A step at this time, whose actions are appended to these.
+    /// A step at this time, which appends its actions to these.
     pub(crate) fn new(now: Timestamp, actions: &'a mut Vec<A>) -> Self {
         Self { now, actions }
     }

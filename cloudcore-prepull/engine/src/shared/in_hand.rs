@@ -1,4 +1,4 @@
-//! A task that a node has not ended, for whoever watches the engine.
+//! An open task of a node, for observers of the engine.
 
 use jiff::Timestamp;
 

@@ -32,7 +32,7 @@ impl NodeView {
         }
     }
 
-    /// Whether KubeEdge, or whoever set the label, calls it an edge node. The label's value does not matter.
+    /// Whether the node has KubeEdge's label for edge nodes. The label's value does not matter.
     pub fn is_edge(&self) -> bool {
         self.labels.contains_key(EDGE_LABEL)
     }

@@ -1,4 +1,4 @@
-//! How the work that the engines asked for has ended.
+//! The outcomes of the work that the engines asked for.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ use crate::shared::session::SessionId;
 pub enum DispatchOutcome {
     /// The task was handed to this session.
     Sent(SessionId),
-    /// The task was handed to this session without keys of some images, whose secrets are withheld: the node may need none.
+    /// The task was handed to this session without the keys from withheld secrets: the node may need none of them.
     SentWithoutKeys(SessionId),
     /// There was no session that would take the task.
     Offline,
@@ -19,7 +19,7 @@ pub enum DispatchOutcome {
     Withheld {
         /// The secrets, as namespace/name.
         secrets: Vec<String>,
-        /// The reason, for whoever may see the job.
+        /// The reason, for everyone who may read the job.
         reason: String,
     },
     /// No session could ever take the task, for this reason.
@@ -33,6 +33,6 @@ pub enum WriteOutcome {
     Done,
     /// The object is gone, or another one has its name by now.
     Gone,
-    /// It was not written, or not known to be: to be tried again with whatever is true then.
+    /// The write failed, or its outcome is unknown: try again with the state of that time.
     Failed,
 }

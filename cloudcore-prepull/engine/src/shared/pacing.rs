@@ -1,4 +1,4 @@
-//! How often something may be done: a token bucket, one for each of many keys, and the doubling wait after a failure.
+//! Rate limits: a token bucket, one for each of many keys, and the doubling wait after a failure.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-/// A point in time as some clock tells it: the engine's [`Timestamp`], or the monotonic [`Instant`] of a program.
+/// A point in time of some clock: the engine's [`Timestamp`], or the monotonic [`Instant`] of a program.
 pub trait Moment: Copy {
     /// The time that has passed since `earlier`; none where a clock was set back.
     fn since(self, earlier: Self) -> Duration;
@@ -61,7 +61,7 @@ impl<T: Moment> TokenBucket<T> {
         self.wait_until(0.0)
     }
 
-    /// Takes `cost` if it is there; otherwise takes nothing, and says how long it takes until it is there.
+    /// Takes `cost` if it is there; otherwise takes nothing, and returns the wait until it is there.
     pub fn try_take(&mut self, cost: f64, now: T) -> Result<(), Duration> {
         let wait = self.wait_for(cost, now);
         if !wait.is_zero() {
@@ -108,8 +108,8 @@ impl<T: Moment> TokenBucket<T> {
     }
 }
 
-/// A token bucket for each of many keys, all with the same rate. It remembers only the keys that were busy lately, since
-/// a full bucket says nothing.
+/// A token bucket for each of many keys, all with the same rate. It remembers only the keys that were busy lately,
+/// since a full bucket needs no entry.
 #[derive(Clone, Debug)]
 pub struct BucketPerKey<K, T> {
     full: TokenBucket<T>,
@@ -133,7 +133,7 @@ impl<K: Clone + Eq + Hash, T: Moment> BucketPerKey<K, T> {
         Self { full, most, buckets: HashMap::new(), sweep_at: MIN_SWEEP.min(most), swept: None }
     }
 
-    /// Takes one token of the key; otherwise takes nothing, and says how long it takes until it is there.
+    /// Takes one token of the key; otherwise takes nothing, and returns the wait until there is one.
     ///
     /// While as many keys are busy as are remembered, a further one gets nothing.
     pub fn try_take(&mut self, key: &K, now: T) -> Result<(), Duration> {

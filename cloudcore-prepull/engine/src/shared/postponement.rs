@@ -1,11 +1,12 @@
-//! The wait of a task whose registry secrets cannot be read for now: the API server, or what it asks for the key of the
-//! secrets, is in trouble.
+//! The wait of a task for registry secrets that can't be read for now: the API server, or its key service, is in
+//! trouble.
 
 use std::time::Duration;
 
 use crate::shared::pacing::Backoff;
 
-/// Between two tries: 5 s, doubled up to a minute. Whoever waits holds no slot, and a secret may stay unreadable for hours.
+/// Between two tries: 5 s, doubled up to a minute. A waiting task holds no slot, and a secret may stay unreadable for
+/// hours.
 const RETRY: Backoff = Backoff::new(Duration::from_secs(5), Duration::from_secs(60));
 
 /// The tries of one task so far, and the time that they and the waits between them have taken: it counts against the
@@ -35,7 +36,7 @@ impl Postponement {
         })
     }
 
-    /// The same for a task whose time is running anyway.
+    /// The same for a task with its time already running.
     pub(crate) fn next_wait_in_its_time(&mut self) -> Duration {
         self.backoff.next_wait()
     }

@@ -42,7 +42,7 @@ pub const UNRESPONSIVE: &str = "Unresponsive";
 pub const NODES_SKIPPED: &str = "NodesSkipped";
 /// Names in nodeNames have no Node, and count as failed.
 pub const NODES_MISSING: &str = "NodesMissing";
-/// Nodes of a job wait for a secret whose owner has not allowed its use.
+/// Nodes of a job wait for the consent of a secret's owner.
 pub const SECRET_WITHHELD: &str = "SecretWithheld";
 /// A node of a job has failed.
 pub const NODE_FAILED: &str = "NodeFailed";
@@ -57,13 +57,13 @@ pub const PULL_IMAGE_FAILED: &str = "PullImageFailed";
 pub const ACCEPTED: &str = "Accepted";
 /// The spec, or its last change, was not taken over.
 pub const REFUSED: &str = "Refused";
-/// An `ImagePrePullJob` whose spec makes no sense.
+/// An `ImagePrePullJob` with an invalid spec.
 pub const INVALID_SPEC: &str = "InvalidSpec";
-/// One of Kruise's objects whose spec makes no sense.
+/// One of Kruise's objects with an invalid spec.
 pub const INVALID: &str = "Invalid";
 /// No node that a job asks for can be used.
 pub const NO_ELIGIBLE_NODES: &str = "NoEligibleNodes";
-/// What the spec asks for now is not what a job has carried out, or carries out.
+/// The present spec differs from the one that the job carries out, or has carried out.
 pub const SPEC_CHANGED: &str = "SpecChanged";
 /// A change of the spec that a running job cannot follow.
 pub const SPEC_CHANGE_IGNORED: &str = "SpecChangeIgnored";

@@ -38,7 +38,7 @@ impl Rng {
         from.get(self.below(from.len()))
     }
 
-    /// Draws one of these, of which there is at least one.
+    /// Draws one of these, which must not be empty.
     pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         *self.choose(from).unwrap()
     }

@@ -35,7 +35,7 @@ impl<T: Hash + Eq + ?Sized> Shelf<T> {
         new
     }
 
-    /// The number of values, some of which may not be used any more.
+    /// The number of values, including those no longer in use.
     pub fn len(&self) -> usize {
         self.values.len()
     }

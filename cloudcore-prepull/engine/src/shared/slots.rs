@@ -1,4 +1,4 @@
-//! The slots of nodes, over all jobs: a node works on as many tasks at a time as its edge says, by default on one.
+//! The slots of nodes, over all jobs. Each edge sets how many tasks its node works on at a time, by default one.
 
 use std::collections::{HashMap, HashSet};
 

@@ -8,8 +8,8 @@ use prepull_api::task::{NodeName, TaskId};
 
 use crate::shared::pacing::Backoff;
 
-/// The time between two writes of one object if somebody waits for them: too short to notice, long enough for a burst of
-/// changes to share a write.
+/// The time between two urgent writes of one object: too short for people to notice, long enough for a burst of changes
+/// to share a write.
 const URGENT_GAP: Duration = Duration::from_millis(200);
 /// How many writes may follow each other that fast; then one a second. A short rollout, node by node, is not delayed, and
 /// a long one does not keep etcd busy.
@@ -19,7 +19,7 @@ const GAP: Duration = Duration::from_secs(1);
 /// The wait after a failed write: 250 ms, doubled up to 5 s. The API server may be restarting.
 const WRITE_RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(5));
 
-/// How soon a change is to be written.
+/// How soon a change must be written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Pace {
     /// For progress, which will change again.
@@ -29,12 +29,12 @@ pub(crate) enum Pace {
     Soon,
     /// For a task that waits to be sent, or for the end of a job.
     Now,
-    /// For what will not change again, and somebody waits for: without any gap.
+    /// For urgent changes that are final: without any gap.
     AtOnce,
 }
 
-/// One start of a node in this run of cloudcore. A node whose start was withdrawn, and that started again, waits for
-/// another record.
+/// One start of a node in this run of cloudcore. A node that starts again after a withdrawal waits for another
+/// record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Start {
     /// The place of the node.
@@ -154,7 +154,7 @@ impl Writes {
         self.written >= self.version
     }
 
-    /// Whether the API server has the object, in whatever version.
+    /// Whether the API server has the object, in any version.
     pub(crate) fn exists(&self) -> bool {
         self.written > 0
     }
@@ -224,7 +224,7 @@ mod tests {
         Timestamp::from_millisecond(1_000_000_000 + millis).unwrap()
     }
 
-    /// Writes whatever is due, every 10 ms, and returns how many writes that were.
+    /// Writes what is due, every 10 ms, and returns the number of writes.
     fn writes(pace: Pace, for_millis: i64) -> usize {
         let mut writes = Writes::default();
         let mut count = 0;

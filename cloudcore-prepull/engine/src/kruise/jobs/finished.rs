@@ -8,8 +8,8 @@ use jiff::Timestamp;
 use super::kind::{self, JobKind, Object};
 use crate::shared::objects::ObjectId;
 
-/// Before a deletion that had no effect is requested again. Unlike the writes of children it has no backoff: there are few
-/// fields to spare for a finished job, and nobody waits for its deletion.
+/// Wait before an ineffective deletion is requested again. Unlike the writes of children it has no backoff: that would
+/// cost another field per finished job, and the deletion isn't urgent.
 const DELETE_RETRY: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
@@ -47,7 +47,7 @@ impl Finished {
         self.ttl = ttl;
     }
 
-    /// When the job is to be deleted, if it is and nothing is in flight.
+    /// When to request the deletion; `None` without a TTL or with a request in flight.
     pub(super) fn delete_due(&self) -> Option<Timestamp> {
         if self.in_flight {
             return None;

@@ -77,7 +77,7 @@ impl Fleet {
         Some(known.presence)
     }
 
-    /// Takes the next node whose grace has ended: it is [`Presence::Offline`] from now on.
+    /// Takes the next node with an expired grace: it is [`Presence::Offline`] from now on.
     pub(super) fn pop_offline(&mut self, now: Timestamp) -> Option<SharedName> {
         let node = self.grace_ends.pop_due(now)?;
         if let Some(known) = self.nodes.get_mut(&*node) {

@@ -106,9 +106,9 @@ pub enum JobWrite {
     PullJobStatus(ObjectId, Box<ImagePullJobStatus>),
     /// Replace the whole status of an ImageListPullJob.
     ListJobStatus(ObjectId, Box<ImageListPullJobStatus>),
-    /// Delete an ImagePullJob whose `ttlSecondsAfterFinished` have passed.
+    /// Delete an ImagePullJob after its `ttlSecondsAfterFinished`.
     DeletePullJob(ObjectId),
-    /// Delete an ImageListPullJob whose `ttlSecondsAfterFinished` have passed.
+    /// Delete an ImageListPullJob after its `ttlSecondsAfterFinished`.
     DeleteListJob(ObjectId),
     /// Create an ImagePullJob that the list owns.
     CreateChild {
@@ -128,7 +128,7 @@ pub enum JobWrite {
         /// The new spec.
         spec: Box<ImagePullJobSpec>,
     },
-    /// Delete a child: the list does not have its image any more, or it is to be created anew.
+    /// Delete a child: the list no longer has its image, or it must be re-created.
     DeleteChild {
         /// The list.
         list: ObjectId,

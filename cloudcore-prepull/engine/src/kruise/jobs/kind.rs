@@ -1,4 +1,4 @@
-//! What ImagePullJob and ImageListPullJob have in common, so that one life cycle serves both.
+//! The common part of ImagePullJob and ImageListPullJob, so that one life cycle serves both.
 
 use std::fmt::Debug;
 
@@ -31,7 +31,7 @@ pub(super) trait JobKind {
     fn completion_time(status: &Self::Status) -> Option<&Time>;
     fn message(status: &Self::Status) -> &str;
 
-    /// The status of a job whose spec is refused: nothing but its start and the reason.
+    /// The status of a job with a refused spec: nothing but its start and the reason.
     fn refused(start_time: Option<Time>, reason: &str) -> Self::Status;
     fn write_status(id: &ObjectId, status: Self::Status) -> Action;
     fn delete(id: &ObjectId) -> Action;

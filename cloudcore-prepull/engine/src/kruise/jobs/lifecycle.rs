@@ -29,7 +29,7 @@ pub(super) struct Lifecycle<K: JobKind> {
     end: Option<K::Status>,
     /// The status that the API server has; `None` if it has none, or if that is not known.
     stored: Option<K::Status>,
-    /// The status whose write is in flight, and the version of the state that it carries.
+    /// The status write in flight, and the version of the state that it carries.
     in_flight: Option<(u64, K::Status)>,
     writes: Writes,
 }
@@ -68,8 +68,8 @@ impl<K: JobKind> Lifecycle<K> {
         self.end.is_some()
     }
 
-    /// Takes over the object. Returns its spec, or why it cannot be read, if the job has to react: not if the spec is
-    /// the same as before, and not once the job has ended.
+    /// Takes over the object. Returns its spec, or why it cannot be read, if the job must react: not for an unchanged
+    /// spec, and not once the job has ended.
     pub(super) fn observe(&mut self, object: Object<K>) -> Option<Result<&K::Spec, String>> {
         if self.end.is_some() {
             // The time to live may still be changed.
@@ -92,7 +92,7 @@ impl<K: JobKind> Lifecycle<K> {
         self.refusal = None;
     }
 
-    /// The spec is refused: the status says why, and so does an event unless the status did before.
+    /// Refuses the spec: the reason goes into the status, and into an event unless the status had it before.
     pub(super) fn refuse(&mut self, reason: String, fx: &mut Effects<'_>) {
         let reason = status::cut(reason);
         let known = self.refusal.as_deref().or(self.stored.as_ref().map(K::message));
@@ -132,8 +132,8 @@ impl<K: JobKind> Lifecycle<K> {
         fx.emit(K::write_status(&self.id, status));
     }
 
-    /// Ends a write of the status. One that failed may have been made all the same, so that it is not known what is stored.
-    /// Returns what is left of the job once its final status is written.
+    /// Ends a write of the status. A failed write may have reached the API server, so the stored status is unknown
+    /// after it. Returns what is left of the job once its final status is written.
     pub(super) fn end_write(&mut self, outcome: WriteOutcome, now: Timestamp) -> Option<Finished> {
         let (version, status) = self.in_flight.take()?;
         if outcome == WriteOutcome::Done {
@@ -152,7 +152,7 @@ impl<K: JobKind> Lifecycle<K> {
         self.in_flight.is_some()
     }
 
-    /// When the status may be written next; `None` if nothing is to be written, or a write is in flight.
+    /// When the status may be written next; `None` without a change, or with a write in flight.
     pub(super) fn write_due(&self) -> Option<Timestamp> {
         self.writes.due(NO_LONGER_GAPS)
     }

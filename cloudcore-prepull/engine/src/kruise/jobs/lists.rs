@@ -116,7 +116,7 @@ impl Lists {
         self.registry.agenda.mark(&list);
     }
 
-    /// A job of this name is gone, or one whose name is not known any more: lists that wait for the name try it at once.
+    /// A job of this name is gone (`None`: its name is unknown by now). Lists that wait for the name try it at once.
     pub(super) fn retry_names(&mut self, freed: Option<&ObjectId>) {
         for (uid, list) in &mut self.registry.running {
             if list.retry_names(freed) {

@@ -1,4 +1,4 @@
-//! What is read from the metadata of jobs.
+//! The fields read from the metadata of jobs.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};

@@ -1,4 +1,4 @@
-//! Where pods run, for jobs with a podSelector.
+//! The nodes that pods run on, for jobs with a podSelector.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 

@@ -1,4 +1,4 @@
-//! One ImagePullJob that has not finished, or whose final status is not written yet.
+//! One ImagePullJob, until its final status is written.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ use crate::shared::objects::ObjectId;
 #[derive(Debug)]
 pub(super) struct PullJob {
     lifecycle: Lifecycle<ImagePullJob>,
-    /// The group whose slots it takes: its list, or itself.
+    /// The group that its slots are counted in: its list, or itself.
     pub(super) group: JobUid,
     /// Since the spec was valid for the first time, until the job ends.
     pub(super) run: Option<Run>,

@@ -14,7 +14,7 @@ use crate::shared::agenda::Agenda;
 use crate::shared::objects::ObjectId;
 use crate::shared::outcomes::WriteOutcome;
 
-/// A job that has not finished, or whose final status is not written yet.
+/// A job, until its final status is written.
 pub(super) trait Running {
     type Kind: JobKind;
 
@@ -26,7 +26,8 @@ pub(super) struct Registry<R> {
     pub(super) running: HashMap<JobUid, R>,
     /// Never in `running` as well.
     finished: HashMap<JobUid, Finished>,
-    /// Jobs that a write found deleted, until the watch says so too: before that it may still deliver earlier changes.
+    /// Jobs that a write found deleted, until the watch reports their deletion: before that it may deliver earlier
+    /// changes.
     deleted: HashSet<JobUid>,
     pub(super) agenda: Agenda,
 }
@@ -42,7 +43,7 @@ impl<R> Default for Registry<R> {
     }
 }
 
-/// What has to be done about a job after the watch has delivered it, or a write of it has ended.
+/// The next step for a job after the watch has delivered it, or a write of it has ended.
 #[derive(Debug)]
 pub(super) enum Verdict {
     Ignore,
@@ -134,7 +135,7 @@ impl<R: Running> Registry<R> {
         self.running.remove(uid)
     }
 
-    /// The watch says that the job is deleted, which is the last that it says of it.
+    /// The watch reports the deletion of the job, which is its last event about it.
     pub(super) fn forget_deleted(&mut self, uid: &JobUid) {
         self.deleted.remove(uid);
     }

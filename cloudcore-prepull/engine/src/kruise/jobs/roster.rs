@@ -21,7 +21,7 @@ enum State {
     Pending {
         /// When the round before ended, until this one is known to have begun: that end is not this round's.
         previous_end: Option<Timestamp>,
-        /// The NodeImage may have an earlier request of the job, which is to be replaced.
+        /// The NodeImage may have an earlier request of the job, which must be replaced.
         is_outdated: bool,
     },
     Ended {
@@ -72,7 +72,7 @@ pub(super) struct Roster {
     /// Online nodes that would be asked if there were slots.
     wanted: BTreeSet<SharedName>,
     failed: BTreeSet<SharedName>,
-    /// Online nodes whose pending request is outdated.
+    /// Online nodes with an outdated pending request.
     outdated: BTreeSet<SharedName>,
     /// When the next round of each ended node of a Never job begins.
     rounds: BTreeSet<(Timestamp, SharedName)>,
@@ -163,7 +163,7 @@ impl Roster {
         self.change(node, |entry| entry.presence = presence)
     }
 
-    /// Takes over what the node's NodeImage says about the job's tag.
+    /// Takes over the state of the job's tag from the node's NodeImage.
     pub(super) fn set_tag_state(&mut self, node: &FleetNode, tag_state: TagState) -> bool {
         if !self.entries.contains_key(&node.name) {
             self.insert(&node.name, node.presence);
@@ -176,7 +176,7 @@ impl Roster {
         changed
     }
 
-    /// The job's image has changed: each node begins anew.
+    /// The job's image has changed: each node starts over.
     pub(super) fn reset(&mut self) {
         for node in self.nodes() {
             self.change(&node, |entry| entry.state = State::Waiting { ignore_existing: true });
@@ -198,7 +198,7 @@ impl Roster {
         });
     }
 
-    /// Marks the node as asked. Returns whether a tag that has ended is to be pulled once more.
+    /// Marks the node as asked. Returns whether to pull an ended tag once more.
     pub(super) fn mark_requested(&mut self, node: &NodeName) -> bool {
         let mut new_round = false;
         self.change(node, |entry| {
@@ -212,14 +212,14 @@ impl Roster {
         new_round
     }
 
-    /// Takes the next online node whose pending request is outdated; it counts as asked again.
+    /// Takes the next online node with an outdated pending request; it counts as asked again.
     pub(super) fn pop_outdated(&mut self) -> Option<NodeName> {
         let node = self.outdated.first().cloned()?;
         self.set_outdated(&node, false);
         Some((*node).clone())
     }
 
-    /// Marks the nodes whose next round is due.
+    /// Marks the nodes due for their next round.
     pub(super) fn begin_rounds(&mut self, now: Timestamp) {
         while let Some((_, node)) = self.rounds.first().filter(|(at, _)| *at <= now).cloned() {
             self.change(&node, |entry| {
@@ -309,7 +309,7 @@ fn next_state(state: State, tag_state: TagState, is_never: bool) -> State {
         (State::Waiting { .. }, TagState::Pending) => {
             State::Pending { previous_end: None, is_outdated: true }
         }
-        // The round has begun: whatever ends from now on is of this round.
+        // The round has begun: every pull that ends from now on belongs to it.
         (State::Pending { is_outdated, .. }, TagState::Pending) => {
             State::Pending { previous_end: None, is_outdated }
         }

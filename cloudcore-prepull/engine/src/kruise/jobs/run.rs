@@ -1,4 +1,4 @@
-//! The nodes and deadlines of an ImagePullJob whose spec has been valid.
+//! The nodes and deadlines of an ImagePullJob, once it has had a valid spec.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,7 +60,7 @@ impl Run {
         (self.job, self.stalled) = (job, None);
     }
 
-    /// Selects the nodes anew, and takes over the states of tags that arrived before the spec was valid.
+    /// Selects the nodes again, and takes over the states of tags that arrived before the spec was valid.
     pub(super) fn restart(
         &mut self,
         namespace: &str,

@@ -62,7 +62,7 @@ pub(super) fn tag_request(id: &ObjectId, job: &ValidPullJob) -> TagRequest {
     }
 }
 
-/// When the next round of a Never job begins on a node whose last one ended at `ended`.
+/// When a Never job's next round begins on a node, after a round that ended at `ended`.
 pub(super) fn next_round(job: &JobUid, node: &NodeName, ended: Timestamp) -> Timestamp {
     let wait = round_length(&[&job.0, &node.0, &ended.to_string()]);
     ended.checked_add(Duration::from_secs(wait.unsigned_abs())).unwrap_or(Timestamp::MAX)

@@ -1,4 +1,4 @@
-//! Stories: what happens goes in, and what the API server and the NodeImages come to is looked at.
+//! Stories: events go in, and the tests check the resulting objects in the API server.
 
 mod driver;
 mod lists;

@@ -1,4 +1,4 @@
-//! What a step of one node has at hand: the time, and where its actions, slot changes and wake-up go.
+//! The context of one node's step: the time, and the sinks for its actions, slot changes and wake-up.
 
 use jiff::Timestamp;
 use prepull_api::task::{NodeName, TaskId};

@@ -68,7 +68,7 @@ pub enum Written {
     /// It was refused, since the object is another one than the write expected. With the object as it is now, if there is
     /// one.
     Refused(Option<Box<CompactNodeImage>>),
-    /// It was not made, or not known to be: to be tried again with whatever is true then.
+    /// The write failed, or its outcome is unknown: try again with the state of that time.
     Failed,
 }
 
@@ -87,12 +87,12 @@ pub enum Action {
     Event(ObjectEvent),
 }
 
-/// A task that is to be sent to a node for a tag.
+/// A task to send to a node for a tag.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TagDispatch {
     /// The node.
     pub node: NodeName,
-    /// The task. Its image's key is to be set once the credentials are known.
+    /// The task. The dispatcher sets its image's key once the credentials are known.
     pub task: Task,
     /// What is pulled: entries of secrets are matched with this reference.
     pub reference: NormalizedReference,
@@ -100,9 +100,9 @@ pub struct TagDispatch {
     pub secrets: Vec<SecretRef>,
     /// The jobs that the tag is pulled for; none where it was written by hand.
     pub jobs: Vec<JobUid>,
-    /// Those of the secrets that one of these jobs names, each in its own namespace: the right to make a job there
-    /// includes their use, as with pods. For the others the NodeImage needs the consent of their owners: what a
-    /// NodeImage says of its owners may have been written by hand.
+    /// The secrets that one of these jobs names, each in its own namespace: the right to create a job there includes
+    /// their use, as with pods. The other secrets need the consent of their owners, since a NodeImage's owner
+    /// references may have been written by hand.
     pub of_jobs: Vec<SecretRef>,
     /// How long the task may take from now on.
     pub remaining: Duration,

@@ -1,4 +1,4 @@
-//! One node with its NodeImage: what is known of both, and the order in which they are reconciled.
+//! One node with its NodeImage: our knowledge of both, and the order in which we reconcile them.
 
 mod write;
 

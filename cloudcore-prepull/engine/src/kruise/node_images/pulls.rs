@@ -135,7 +135,7 @@ impl Pulls {
         });
     }
 
-    /// Ends the pulls whose time has passed, or for which no job waits any more, whatever the node does.
+    /// Ends the pulls that are out of time, or that no job waits for any more, even if the node still works on them.
     pub(super) fn give_up(
         &mut self,
         object: &CompactNodeImage,

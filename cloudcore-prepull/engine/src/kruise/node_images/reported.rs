@@ -1,4 +1,4 @@
-//! The states of tags that the jobs were told last.
+//! The last tag states that the jobs received.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ type Owned = (Arc<JobUid>, Arc<TagKey>);
 pub(super) struct ReportedStates(Vec<(Owned, TagState)>);
 
 impl ReportedStates {
-    /// Tells the jobs the states of their tags where they are not those that were reported last.
+    /// Reports to the jobs the tag states that changed since the last report.
     pub(super) fn report(
         &mut self,
         object: &CompactNodeImage,

@@ -10,7 +10,7 @@ use crate::kruise::TagRequest;
 #[derive(Clone, Debug)]
 pub(super) struct QueuedRequest {
     pub(super) request: Arc<TagRequest>,
-    /// Whether a tag that has ended is to be pulled once more.
+    /// Whether to pull an ended tag once more.
     pub(super) new_round: bool,
 }
 

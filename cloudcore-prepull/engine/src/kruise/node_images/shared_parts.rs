@@ -48,7 +48,7 @@ pub(super) struct TagTerms {
 impl Eq for TagTerms {}
 
 impl Hash for TagTerms {
-    /// By what tells apart most terms that differ.
+    /// Hashes only the fields in which terms usually differ.
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.owner_references.iter().for_each(|owner| owner.uid.hash(state));
         let seconds = self.pull_policy.as_ref().map(|limits| limits.ttl_seconds_after_finished);

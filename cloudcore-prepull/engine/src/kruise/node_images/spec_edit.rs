@@ -18,14 +18,14 @@ use crate::shared::events::ObjectKind;
 pub(super) enum Edit {
     Unchanged,
     Changed,
-    /// The tag is in a round of another namespace's jobs: the request is to be applied once that has ended.
+    /// The tag is in a round of another namespace's jobs: apply the request once that round has ended.
     Deferred {
-        /// Whether the tags that the job requested before were removed all the same.
+        /// Whether the tags that the job requested before were still removed.
         has_disowned: bool,
     },
     /// The NodeImage has no room for the tag.
     Full {
-        /// Whether the tags that the job requested before were removed all the same.
+        /// Whether the tags that the job requested before were still removed.
         has_disowned: bool,
     },
 }
@@ -78,7 +78,7 @@ pub(super) fn apply(
         }
         None if !has_room => full,
         None => {
-            // Above the version of a removed tag of this name whose status has not been cleared yet.
+            // Above the version of a removed tag of this name that is still in the status.
             let before = find(status, &key.image, &key.tag).map(|tag| tag.version);
             let mut tag = ImageTagSpec {
                 tag: key.tag.clone(),
@@ -141,8 +141,8 @@ fn disown_others(spec: &mut NodeImageSpec, request: &TagRequest) -> bool {
     has_changed
 }
 
-/// Removes owners that are deleted, tags that have lost all owners, and tags whose time to live has passed. Returns whether
-/// there were any, and when the next time to live passes; a job that finishes may bring that forward.
+/// Removes deleted owners, tags without owners, and expired tags. Returns whether there were any, and when the next tag
+/// expires; a job that finishes may bring that forward.
 pub(super) fn prune(
     spec: &mut NodeImageSpec,
     status: &NodeImageStatus,
@@ -212,9 +212,9 @@ pub(super) fn is_job(owner: &ObjectReference) -> bool {
     group == Some(GROUP) && owner.kind.as_deref() == Some(ObjectKind::ImagePullJob.as_str())
 }
 
-/// The namespace whose jobs a tag with these owners is pulled for in its present version: that of the job which asked last. Secrets belong
-/// to a namespace, so that a pull with those of one proves nothing to the jobs of another, whose round was before this
-/// one, or comes after it. `None` where no job owns the tag.
+/// The namespace that a tag with these owners is pulled for in its present version: that of the job which asked last.
+/// Secrets belong to a namespace, so a pull with those of one proves nothing to the jobs of another; their rounds come
+/// before or after this one. `None` if no job owns the tag.
 pub(super) fn round_namespace(owners: &[ObjectReference]) -> Option<&str> {
     owners.iter().rfind(|owner| is_job(owner)).map(namespace)
 }

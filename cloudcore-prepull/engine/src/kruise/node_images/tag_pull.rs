@@ -45,7 +45,7 @@ pub fn is_of_node_image(task: &TaskId) -> bool {
 #[derive(Debug)]
 pub(super) struct TagPull {
     pub(super) key: TagKey,
-    /// The task for what the spec says.
+    /// The task that the spec asks for.
     pub(super) task: TaskId,
     /// The task that the node has or is to get: `task`, or an earlier round of the very same, which is not interrupted.
     pub(super) sent: TaskId,
@@ -60,7 +60,7 @@ pub(super) struct TagPull {
     /// Percent.
     pub(super) progress: i32,
     pub(super) message: String,
-    /// What the node says it downloads nothing for at the moment, such as its window; empty if nothing holds it up.
+    /// The node's reason for downloading nothing at the moment, such as its window; empty if nothing holds it up.
     pub(super) waits: String,
     /// Whether the node said when it connected that its ledger has the task without its keys. It is sent again with them.
     pub(super) needs_keys: bool,
@@ -88,7 +88,7 @@ pub(super) enum State {
     /// It has ended, and the API server does not have its status yet.
     Ended {
         status: Box<ImageTagStatus>,
-        /// The task whose result the node keeps until it is acknowledged. `None` if the task ended without the node.
+        /// The node keeps this task's result until the acknowledgement. `None` if the task ended without the node.
         unacknowledged: Option<TaskId>,
     },
 }
@@ -187,7 +187,7 @@ impl TagPull {
     pub(super) fn mark_on_node(&mut self, fx: &mut NodeEffects<'_>) {
         self.set_state(State::OnNode, fx);
         self.last_heard = Some(fx.now);
-        // If it waits, it says so in each session.
+        // A node that waits reports that in each session.
         self.waits.clear();
     }
 
@@ -250,7 +250,7 @@ impl TagPull {
         }
     }
 
-    /// When a task that has not ended is given up, whatever the node does.
+    /// When an open task is given up, even if the node still works on it.
     pub(super) fn give_up_due(&self) -> Option<Timestamp> {
         let (since, whole) = match (&self.state, self.tag.active_deadline) {
             (_, Some(deadline)) => (self.started?, deadline),
@@ -306,7 +306,7 @@ impl TagPull {
             status.image_id = id.map(|id| truncate_reason(&format!("{}@{id}", self.key.image)));
             status
         } else {
-            // If the node did not pass its checks, the image was not tried, and the task's reason says more.
+            // If the node failed its checks, it didn't try the image, and the task's reason is more precise.
             let has_passed = result.check.as_ref().is_none_or(|check| check.passed);
             let reason = image.map(|image| image.reason.as_str());
             let reason = reason.filter(|reason| has_passed && !reason.is_empty()).unwrap_or(&result.reason);
@@ -380,8 +380,9 @@ pub(super) fn refused_status(tag: &Tag, reason: String, now: Timestamp) -> Image
     }
 }
 
-/// The id of the task for a tag: another one if the node would have to do something else for it. The sandbox does not
-/// count. It belongs to the whole image: a job that changes it does not disturb the other tags, whose next task has it.
+/// The id of a tag's task: it changes with everything that changes the node's work. The sandbox does not count, since
+/// it belongs to the whole image: a job that changes it does not disturb the other tags, which get it with their next
+/// task.
 pub(super) fn task_id(uid: &str, key: &TagKey, valid: &ValidTag) -> TaskId {
     let what = serde_json::json!([
         key.image,

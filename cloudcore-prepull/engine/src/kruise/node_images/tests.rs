@@ -262,7 +262,7 @@ impl World {
             images: vec![image],
             took: Duration::from_secs(1),
         }));
-        // The status is written after a gap, with what else ends meanwhile.
+        // The status is written after a gap, together with other tags that end in it.
         self.pass(Duration::from_secs(1));
     }
 
@@ -282,7 +282,7 @@ impl World {
         }));
     }
 
-    /// The node says what it waits for; empty if it goes on.
+    /// The node reports what it waits for; empty if it goes on.
     pub(super) fn report_waits(&mut self, task: &TaskId, waits: &str) {
         let (task, waits) = (task.clone(), waits.to_owned());
         self.receive(EdgeMessage::Progress(Progress { task, images: Vec::new(), waits }));
@@ -306,7 +306,7 @@ impl World {
         Vec::into_iter(said).filter_map(message).collect()
     }
 
-    /// The tag_states that were told, since this was asked last.
+    /// The tag states reported since the last call.
     pub(super) fn take_tag_states(&mut self) -> Vec<(String, TagState)> {
         let (told, rest) = std::mem::take(&mut self.done)
             .into_iter()

@@ -1,4 +1,4 @@
-//! How many NodeImages may be written at a time, and which nodes wait for their turn.
+//! A bound on concurrent NodeImage writes, and the queue of nodes that wait for their turn.
 
 use std::collections::{HashSet, VecDeque};
 

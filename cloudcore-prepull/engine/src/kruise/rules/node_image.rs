@@ -13,7 +13,7 @@ use super::{backoff_limit_of, duration, policy_of, timeout_of};
 pub(in crate::kruise) struct ValidTag {
     /// The image with its tag, or with its digest if the tag is one.
     pub(in crate::kruise) reference: NormalizedReference,
-    /// Whether an image that is on the node is pulled all the same.
+    /// Whether to pull an image that is on the node already.
     pub(in crate::kruise) policy: PullPolicy,
     /// `attempt` of the task for this version: one more than the version.
     pub(in crate::kruise) attempt: u32,

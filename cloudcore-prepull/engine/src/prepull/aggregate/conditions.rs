@@ -32,7 +32,7 @@ struct Fact {
     message: String,
 }
 
-/// What becomes of a spec that asks for something else than what is carried out, or was.
+/// The fate of a spec that differs from the one carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OtherSpec {
     /// A new run begins with it.
@@ -41,7 +41,7 @@ pub enum OtherSpec {
     Refused,
 }
 
-/// What the conditions of a job follow from.
+/// The facts behind the conditions of a job.
 #[derive(Debug)]
 pub struct Situation<'a> {
     /// The phase of the job.
@@ -54,10 +54,9 @@ pub struct Situation<'a> {
     pub ended_as: Option<&'static str>,
     /// Why the spec, or its last change, was not accepted.
     pub refusal: Option<&'a str>,
-    /// What becomes of the spec, where it asks for something else than what is carried out, or was: the end of that says
-    /// nothing of it.
+    /// The fate of a spec that differs from the one carried out. The end of the latter proves nothing about it.
     pub other: Option<OtherSpec>,
-    /// What is dangerous about the spec, although it is carried out.
+    /// A danger in the spec, though the job follows it.
     pub warning: Option<&'a str>,
     /// `status.reason`, without the refusal.
     pub reason: &'a str,

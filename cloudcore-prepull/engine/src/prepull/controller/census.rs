@@ -1,5 +1,5 @@
-//! How many jobs are in which phase, and which of them run. The metrics ask after every batch, and ended jobs pile up: so
-//! this follows each change, and nothing is counted again.
+//! The number of jobs per phase, and the running ones. The metrics read this after every batch, and ended jobs pile up,
+//! so it follows each change instead of counting again.
 
 use std::collections::{BTreeSet, HashMap};
 

@@ -66,7 +66,7 @@ pub enum Input {
     },
     /// A write ended.
     Written {
-        /// The job that was written, or whose report was.
+        /// The job of the written status or report.
         job: JobUid,
         /// Which of the job's objects was written.
         object: Object,
@@ -130,7 +130,7 @@ impl Content {
     }
 }
 
-/// What is to be done.
+/// An effect that the controller asks for.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Resolve the keys of the images, and send the task.
@@ -147,7 +147,7 @@ pub enum Action {
         version: u64,
         /// The resourceVersion that the write replaces, as far as it is known. `None` for a report: there is none yet.
         replaces: Option<String>,
-        /// What is to be written.
+        /// The content to write.
         content: Content,
     },
     /// Delete a job.

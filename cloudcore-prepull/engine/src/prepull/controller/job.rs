@@ -1,11 +1,11 @@
-//! One job: what it takes in from nodes, edges and writes.
+//! One job: its inputs from nodes, edges and writes.
 //!
 //! ```text
-//!            ┌ spec: what was asked for, and what the job began with
+//! ┌ spec: the spec as seen, and as accepted
 //!            ├ course: phase, times, rounds ◀────────┐ judge
 //!  Job ─────▶├ members: rollout and plans ───────────┘
 //!            ├ output: status and reports, and what waits for their writes
-//!            └ events: what people are told
+//! └ events: the Kubernetes Events
 //! ```
 //!
 //! Each part has a state of its own that only it can touch. This module and `start` (load, begin), `edit` (take a
@@ -61,7 +61,7 @@ type Nodes = BTreeMap<NodeName, NodeView>;
 pub(super) struct Job {
     /// What the job begins with once a node of it is Ready, while none is.
     waiting: Option<Waiting>,
-    /// What the job carries out once it is over: what is pulled, or where, was changed after it had begun.
+    /// The job's next run: its images or nodes were edited after it had begun.
     next: Option<Box<ImagePrePullJob>>,
     spec: SpecState,
     course: Course,
@@ -114,8 +114,8 @@ impl Job {
         self.waiting.as_ref().is_some_and(|waiting| plan::chooses(&waiting.job, node))
     }
 
-    /// Whether it is not known what the job carries out: an earlier version of cloudcore had not stored it, and the spec
-    /// is of no use now. Nothing starts, expires or ends before that is corrected; what ends by itself is recorded.
+    /// Whether the accepted spec is unknown: an earlier version of cloudcore had not stored it, and the present spec is
+    /// unusable. Nothing starts, expires or ends before that is corrected; results that arrive are recorded.
     fn is_held(&self) -> bool {
         self.course.is_running() && self.spec.accepted().is_none()
     }
@@ -162,7 +162,7 @@ impl Job {
         }
     }
 
-    /// The node has a session. `open`: what its `Hello` says of this job's task, if anything.
+    /// The node has a session. `open`: this job's task in its `Hello`, if it is there.
     pub(super) fn mark_online(
         &mut self,
         node: &NodeName,
@@ -182,7 +182,7 @@ impl Job {
             Reattach::AtWork if self.members.limits_downloads() || open.is_some_and(|open| open.limited) => {
                 self.dispatch(node, effects);
             }
-            // The controller cancels whatever is not in progress.
+            // The controller cancels tasks of nodes that are not in progress.
             Reattach::Cancel | Reattach::Leave | Reattach::AtWork => {}
         }
         if before == NodePhase::Pending && is_running {
@@ -308,7 +308,7 @@ impl Job {
         }
     }
 
-    /// Writes the reports again that somebody has deleted.
+    /// Rewrites reports that a user has deleted.
     pub(super) fn rewrite_reports(&mut self, is_gone: impl Fn(u32) -> bool) {
         self.output.shards.rewrite(is_gone);
     }
@@ -355,7 +355,7 @@ impl Job {
         }
     }
 
-    /// The job is gone: results that were to be written concern nobody any more, and may be forgotten.
+    /// The job is gone, so its unwritten results are no longer needed.
     pub(super) fn abandon(&mut self, effects: &mut Effects<'_>) {
         for deferred in self.output.abandon() {
             if let Deferred::Ack(node, task) = deferred {
@@ -364,13 +364,13 @@ impl Job {
         }
     }
 
-    /// Notes the records that changed: their reports and the status are to be written.
+    /// Marks the reports of changed records, and the status, for a write.
     fn collect_changes(&mut self) {
         let touched = self.members.rollout_mut().take_touched();
         self.output.touch_records(&touched);
     }
 
-    /// Does what was deferred once the node's record is written as it is now.
+    /// Does the deferred work once the node's present record is written.
     fn after_write(&mut self, node: &NodeName, deferred: Deferred, effects: &mut Effects<'_>) {
         let ready = match self.members.rollout().position(node) {
             Some(place) => self.output.shards.after(place, deferred),
@@ -451,7 +451,7 @@ impl Job {
     }
 }
 
-/// What the event about a failed node says: its name, its code and its reason.
+/// The text of the event about a failed node: its name, its code and its reason.
 fn note_of(record: &NodeStatus) -> String {
     let code = record.code.unwrap_or(FailureCode::Other);
     format!("{}: {code}: {}", record.node_name, record.reason)

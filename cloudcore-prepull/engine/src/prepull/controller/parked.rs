@@ -32,7 +32,7 @@ pub(super) struct Parked {
     pub(super) recalled: Option<JobObject>,
 }
 
-/// Whether the job has ended, and that says nothing of its spec as it is now: see `SpecState::is_other`.
+/// Whether the job has ended with another spec than its present one: see `SpecState::is_other`.
 pub(super) fn is_end_unknown(status: &ImagePrePullJobStatus) -> bool {
     let is_it = |condition: &Condition| condition.type_ == FINISHED && condition.status == "Unknown";
     status.conditions.iter().any(is_it)
@@ -54,13 +54,13 @@ impl Parked {
             generation: job.metadata.generation.unwrap_or_default(),
             phase: status.phase,
             delete_at: ttl.and_then(after_end),
-            // Where nobody can tell, they stay.
+            // If that is unknown, they stay.
             pins: accepted.map_or(object.is_err() || job.spec.pin, |accepted| accepted.pin),
             recalled: None,
         })
     }
 
-    /// Whether somebody has edited the job. An object that cannot be read any more asks for nothing.
+    /// Whether a user has edited the job. An object that has become unreadable asks for nothing.
     pub(super) fn is_edited(&self, object: &JobObject) -> bool {
         matches!(object, Ok(job) if job.metadata.generation.unwrap_or_default() != self.generation)
     }

@@ -1,7 +1,7 @@
-//! Pins: which jobs want their images kept on the nodes, and which edges are told that one no longer does.
+//! Pins: the jobs that keep their images on the nodes, and the edges to notify when one no longer does.
 //!
-//! The edges know for which jobs they have pinned images, and say so in every `Hello`. So nothing is kept here of which
-//! nodes those are: an edge that is away learns in its next session what it has missed.
+//! Every `Hello` lists the jobs that the edge has pinned images for. So we don't keep track of those nodes: an edge
+//! that is away catches up in its next session.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub(super) enum Unpinned {
 }
 
 impl Controller {
-    /// A session of the node begins: it is told which of the pins that it has nobody wants.
+    /// A session of the node begins: sends it its pins that no job wants.
     pub(super) fn reconcile_pins(&mut self, node: &NodeName, hello: &Hello) {
         let Some(pins) = &hello.pins else {
             self.pinning.remove(node);
@@ -33,8 +33,8 @@ impl Controller {
         }
     }
 
-    /// A task has ended which may have pinned images after its job wanted them pinned no more: the message that says so may
-    /// have been overtaken by an assignment from before.
+    /// A task has ended that may have pinned images after its job gave up its pins: an earlier assignment may have
+    /// overtaken the unpin message.
     pub(super) fn unpin_late(&mut self, node: &NodeName, result: &TaskResult) {
         let may_have_pinned = result.outcome == TaskOutcome::Cancelled
             || result.images.iter().any(|image| image.pinned.is_some());
@@ -63,9 +63,9 @@ impl Controller {
         self.unpinned.insert(uid.clone(), Unpinned::Replaced);
     }
 
-    /// Tells the edges that may have pins which jobs want none any more. Not only those of the jobs' nodes: of a job
-    /// that has been over for long they are not in memory. One message for all of the jobs: people delete hundreds of them
-    /// at once, and a message for each would fill the queues of ten thousand sessions.
+    /// Sends the edges that may have pins the jobs that want none any more. All such edges, since the nodes of a job
+    /// that ended long ago are not in memory. One message for all of the jobs: people delete hundreds of them at once,
+    /// and a message for each would fill the queues of ten thousand sessions.
     pub(super) fn tell_unpinned(&mut self) {
         let unpinned = std::mem::take(&mut self.unpinned).into_iter();
         let is_so = |(uid, why): &(JobUid, Unpinned)| *why == Unpinned::Replaced || !self.wants_pins(uid);

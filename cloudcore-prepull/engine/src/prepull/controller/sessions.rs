@@ -1,4 +1,4 @@
-//! What edges say, and what becomes of the tasks that were sent to them.
+//! Messages of edges, and the outcome of the tasks that were sent to them.
 
 use std::num::NonZeroU64;
 

@@ -38,10 +38,10 @@ struct World {
     /// What the API server has.
     stored: Option<ImagePrePullJobStatus>,
     reports: BTreeMap<u32, ReportBody>,
-    /// The generation of each status that says that a job is Complete.
+    /// The generation of each status with a Complete job.
     complete: Vec<i64>,
     deleted: usize,
-    /// The job as it was told of last.
+    /// The job as the watch delivered it last.
     object: Option<JobObject>,
     /// Of each dispatch, the images that are there already.
     there: Vec<Vec<usize>>,
@@ -64,7 +64,7 @@ struct World {
     /// Writes, successful or not.
     tried: Vec<Object>,
     sent: Vec<(NodeName, CloudMessage)>,
-    /// Of each dispatch, what the node is told of the download.
+    /// The download terms of each dispatch.
     terms: Vec<DownloadTerms>,
     dispatched: Vec<NodeName>,
     /// The secrets of each image of each dispatch.
@@ -142,7 +142,7 @@ impl World {
         self.settle();
     }
 
-    /// Carries out what is to be done until nothing is.
+    /// Carries out actions until there are none.
     fn settle(&mut self) {
         loop {
             let actions = self.controller.flush(self.now);
@@ -240,7 +240,7 @@ impl World {
         self.up_with(node, open, Hello::default());
     }
 
-    /// `hello`: what else the edge says of itself.
+    /// `hello`: the edge's other properties.
     fn up_with(&mut self, node: &str, open: &[(&str, u32, OpenPhase)], hello: Hello) {
         self.sessions += 1;
         let open = open
@@ -342,7 +342,7 @@ fn with_spec(
     Input::Job(Ok(Box::new(serde_json::from_value(object).unwrap())))
 }
 
-/// A job whose spec cannot be read, for this reason.
+/// A job with an unreadable spec, for this reason.
 fn unreadable(
     uid: &str,
     generation: i64,

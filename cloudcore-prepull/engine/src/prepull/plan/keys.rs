@@ -1,8 +1,8 @@
 //! The registry credentials that an image is pulled with, from the Secrets that are named for it.
 //!
-//! What is said about a Secret has two texts. The one that travels with the key is read by whoever may see a job, so
-//! that it must not tell those whom the owner has not allowed whether there is such a Secret; the other one, for the log
-//! and for `plan`, says what exactly is wrong, and which registries the Secret holds. Neither has a credential.
+//! Each message about a Secret has two texts. The text that travels with the key is visible to everyone who may read
+//! the job, so without the owner's consent it must not reveal whether the Secret exists. The other text, for the log
+//! and for `plan`, has the exact mistake, and the registries in the Secret. Neither has a credential.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -94,12 +94,12 @@ pub struct Resolved {
     /// What is wrong with the secrets, in detail, where the image gets nothing from any: for the log, and not for the
     /// status.
     pub details: Vec<String>,
-    /// The secrets whose owners have not allowed this, where the image gets nothing from any.
+    /// The secrets without their owners' consent, if the image gets no credential from any secret.
     pub withheld: Vec<SecretRef>,
 }
 
 struct Problem {
-    /// For whoever may see the job.
+    /// For everyone who may read the job.
     text: String,
     /// For cloudcore's log.
     detail: String,
@@ -114,11 +114,11 @@ impl Problem {
     }
 }
 
-/// Resolves the key for one image of an ImagePrePullJob. It is anonymous only if no secret is named. `user`: the one who
-/// needs the consent of the secrets' owners; `None` where nobody does.
+/// Resolves the key for one image of an ImagePrePullJob. It is anonymous only if no secret is named. `user`: needs the
+/// consent of the secrets' owners; `None` if no consent is needed.
 ///
-/// With several secrets (an overrider added one), what those hold that can be used is tried in their order; the
-/// image fails only where none has anything, and then the reason says what is wrong with each.
+/// With several secrets (an overrider added one), what those hold that can be used is tried in their order; the image
+/// fails only if none is usable, and then the reason names the mistake in each.
 pub fn resolve_key(
     secrets: &[SecretRef],
     reference: &NormalizedReference,
@@ -137,9 +137,9 @@ pub fn resolve_key(
     )
 }
 
-/// The key for one image of a NodeImage, whose `pullSecrets` are what a pod's `imagePullSecrets` are: a list for all of
-/// its images. Those that have nothing for this one are passed over, and the pull is tried all the same; what is wrong
-/// with them is said should the registry refuse. `user`: who needs the consent of the owner of a secret.
+/// The key for one image of a NodeImage. Its `pullSecrets` work like a pod's `imagePullSecrets`: one list for all of
+/// its images. Secrets without an entry for this image are skipped, and we try the pull anyway; if the registry refuses
+/// it, the reason names their mistakes. `user`: needs the consent of a secret's owner.
 pub fn resolve_pull_secrets<'a>(
     secrets: &[SecretRef],
     reference: &NormalizedReference,
@@ -149,7 +149,7 @@ pub fn resolve_pull_secrets<'a>(
     resolve(secrets, reference, user, lookup, |problems| Key::Anonymous { note: truncate_reason(problems) })
 }
 
-/// `otherwise`: the key where no secret has anything, with what is wrong with them.
+/// `otherwise`: the key if no secret is usable, with their mistakes.
 fn resolve<'a>(
     secrets: &[SecretRef],
     reference: &NormalizedReference,
@@ -200,7 +200,7 @@ fn usable(
     }
     if let Some(error) = broken.first() {
         return Err(Problem {
-            // The key of the entry may be a pattern, which says more than the image's own registry.
+            // The key of the entry may be a pattern, which is more helpful than the image's own registry.
             text: match error {
                 SecretError::Entry { problem, .. } => {
                     format!("secret {secret}: the entry for {} {problem}", reference.registry())
@@ -264,7 +264,7 @@ fn missing(secret: &SecretRef) -> String {
     format!("secret {secret} does not exist")
 }
 
-/// The same sentence whatever is the matter, for somebody who may not know whether there is such a Secret.
+/// One text for every mistake, for a reader who may not learn whether the Secret exists.
 fn withheld(secret: &SecretRef, user: SecretUser<'_>, detail: String) -> Problem {
     let command = annotate(secret, ALLOW, &user.to_string(), "");
     let text = format!("secret {secret} does not exist, or its owner has not allowed this use: {command}");
@@ -276,12 +276,14 @@ fn unreadable(secret: &SecretRef, user: Option<SecretUser<'_>>, reason: &str) ->
     Problem { text: unreadable_text(secret, user, reason), detail, is_withheld: false }
 }
 
-/// Why a secret could not be read, for whoever may see the job. What the API server says may differ for a Secret that
-/// exists, such as one that it cannot decrypt: it is in the log.
+/// Why a secret could not be read, for everyone who may read the job. The API server's own error goes to the log,
+/// since it may differ for a Secret that exists, such as one that it cannot decrypt.
 pub fn unreadable_text(secret: &SecretRef, user: Option<SecretUser<'_>>, reason: &str) -> String {
     match user {
         None => format!("secret {secret} could not be read: {reason}"),
-        Some(_) => format!("secret {secret} could not be read; the log of cloudcore-prepull says why"),
+        Some(_) => {
+            format!("secret {secret} could not be read; the reason is in the log of cloudcore-prepull")
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use prepull_api::selector::Selector;
 
 use crate::prepull::validate::{NodeSelection, ValidatedJob};
 
-/// What stands before the names of labels that a kubelet may set all the same; also below a further domain.
+/// Label prefixes that a kubelet may set although they are in reserved domains; their subdomains count too.
 const KUBELET_DOMAINS: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.io"];
 /// Further ones that it may set.
 const KUBELET_LABELS: [&str; 11] = [

@@ -395,7 +395,7 @@ fn recorded_images_beat_current_overriders() {
             ["docker.io/library/app:1", "docker.io/library/db:1"],
             ["docker.io/library/app:1 []", "docker.io/library/db:1 []"],
         ),
-        // No overrider makes these any more, and the second one is none.
+        // No overrider makes these any more, and the second one is no reference.
         (["old.io/app:1", "?"], ["old.io/app:1 [s/r]", "r.io/db:1 [s/r]"]),
     ] {
         let images =
@@ -674,7 +674,7 @@ mod consent {
         {
             assert_eq!((gets(harbor, lookup), gets(evil, lookup)), (is_harbor, is_evil), "{lookup:?}");
         }
-        // Whether a wildcard would match is not told to whoever tries hosts out.
+        // Trying out hosts doesn't reveal whether a wildcard would match.
         let reason = |image: &str| match resolved(image, &none).key {
             Key::Unavailable { reason } => reason,
             other => panic!("{other:?}"),
@@ -735,7 +735,7 @@ mod consent {
     fn api_errors_about_secrets_are_only_logged() {
         let of = |lookup| resolved("harbor.example/app", &lookup);
         let unreadable = of(SecretLookup::Error("cannot decrypt".to_owned()));
-        let reason = "secret bank/harbor could not be read; the log of cloudcore-prepull says why";
+        let reason = "secret bank/harbor could not be read; the reason is in the log of cloudcore-prepull";
         assert_eq!(unreadable.key, Key::Unavailable { reason: reason.to_owned() });
         assert_eq!(unreadable.details, ["secret bank/harbor could not be read: cannot decrypt"]);
     }

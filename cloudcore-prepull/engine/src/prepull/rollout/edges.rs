@@ -1,4 +1,4 @@
-//! The transitions of nodes by what is sent to their edges, and by what the edges say.
+//! The transitions of nodes by messages to and from their edges.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::shared::writes::Start;
 const WRITE_SLACK: SignedDuration = SignedDuration::from_secs(1);
 
 impl Rollout {
-    /// The records of these places are being written: so is the start of those nodes whose start was not recorded yet.
+    /// The records of these places are being written, and with them the nodes' unrecorded starts.
     pub fn stamp_starts(&mut self, places: Range<usize>, now: Timestamp) {
         for &at in self.recording.range(places) {
             let member = &mut self.members[at];
@@ -36,7 +36,7 @@ impl Rollout {
         Some(Start { place, number: self.members[place].start })
     }
 
-    /// The start of the node that does not happen, where the API server may have it all the same.
+    /// The node's withdrawn start, if the API server may still have it.
     pub fn withdrawn(&self, node: &NodeName) -> Option<Start> {
         let place = self.position(node).filter(|at| self.withdrawn.contains(at))?;
         Some(Start { place, number: self.members[place].start })
@@ -49,8 +49,8 @@ impl Rollout {
         }
     }
 
-    /// Names the images in the record of a node that starts, so that it is complete whatever happens next. What an earlier
-    /// attempt pulled under another reference is not there.
+    /// Names the images in the record of a node that starts, so that it is complete even if the edge never answers.
+    /// Images that an earlier attempt pulled under another reference don't count as present.
     pub fn name_images(&mut self, node: &NodeName, plan: &NodePlan) {
         let Some(at) = self.position(node) else { return };
         let images = &mut self.members[at].record.image_status;
@@ -111,7 +111,7 @@ impl Rollout {
         self.index_member(at);
     }
 
-    /// The Assign was handed to a session. If the node has a newer one by now, the Assign is to be sent again.
+    /// The Assign was handed to a session. If the node has a newer one by now, the Assign must be sent again.
     pub fn mark_sent(&mut self, node: &NodeName, session: SessionId) -> Reattach {
         let Some(at) = self.in_progress(node) else { return Reattach::Leave };
         let member = &mut self.members[at];
@@ -126,9 +126,9 @@ impl Rollout {
         }
     }
 
-    /// The Assign could not be handed to a session, so the known session is dead even if nobody has said so yet. The node
-    /// becomes pending again; if its edge may have the task already, it keeps its slot and is sent the Assign on its next
-    /// session. If that session is there already, the Assign is to be sent now.
+    /// The Assign could not be handed to a session, so the known session is dead even if its end was not reported yet.
+    /// The node becomes pending again; if its edge may have the task already, it keeps its slot and is sent the Assign
+    /// on its next session. If that session is there already, send the Assign now.
     pub fn mark_not_sent(&mut self, node: &NodeName) -> Reattach {
         let Some(at) = self.in_progress(node) else { return Reattach::Leave };
         let Flight::Dispatching { again, session } = self.members[at].flight else { return Reattach::Leave };
@@ -167,14 +167,14 @@ impl Rollout {
         }
     }
 
-    /// A start that is not recorded yet was not sent, whatever the edge says.
+    /// An unrecorded start was not sent, even if the edge claims otherwise.
     fn note_accepted(&mut self, at: usize) {
         if !self.recording.contains(&at) {
             self.members[at].flight = Flight::Accepted;
         }
     }
 
-    /// The node has a session. `open` is what its `Hello` says of this job's task, if anything.
+    /// The node has a session. `open`: this job's task in its `Hello`, if it is there.
     pub fn mark_online(
         &mut self,
         node: &NodeName,
@@ -204,8 +204,9 @@ impl Rollout {
                 Flight::Recording | Flight::Dispatching { .. } => Reattach::Leave,
                 Flight::Sent(_) | Flight::Accepted => Reattach::Dispatch,
             },
-            // A start is recorded before it is sent, so the record was lost (its report was deleted, edited, or restored by
-            // hand), or the edge says what is not true. It goes on where it might start now, and is recorded first.
+            // A start is recorded before it is sent, so the record was lost (its report was deleted, edited, or
+            // restored by hand), or the edge's claim is false. It goes on where it might start now, and is recorded
+            // first.
             (NodePhase::Pending, Some((attempt, _))) => {
                 let may_start = self.may_start() && self.startable.contains(&at);
                 self.members[at].record.attempt = if may_start { attempt } else { attempt.saturating_add(1) };
@@ -213,7 +214,7 @@ impl Rollout {
                     self.start(at, now);
                     return Reattach::Start;
                 }
-                // With the next number, what is said of the cancelled task changes nothing.
+                // With the next number, messages about the cancelled task change nothing.
                 self.touched.push(Touched { at, phase: true });
                 Reattach::Cancel
             }
@@ -282,7 +283,7 @@ impl Rollout {
         }
         match (result.outcome, before) {
             (TaskOutcome::Succeeded, _) => self.set(at, NodePhase::Successful, String::new()),
-            // The answer to the Cancel that followed the deadline: what it says of the images is kept.
+            // The answer to the Cancel that followed the deadline: its image states are kept.
             (TaskOutcome::Cancelled, NodePhase::Unknown) => {
                 self.touched.push(Touched { at, phase: true });
             }

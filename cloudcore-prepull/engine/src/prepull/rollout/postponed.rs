@@ -1,5 +1,5 @@
-//! Nodes whose registry secrets cannot be read for now, or are withheld: they give their slot back, and wait with the
-//! reason.
+//! Nodes with registry secrets that can't be read for now, or are withheld: they give their slot back, and wait with
+//! the reason.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ use crate::shared::pacing::Moment;
 use crate::shared::postponement::Postponement;
 
 impl Rollout {
-    /// Whether a task whose secrets are withheld may wait for their owners. At most half of the node's time is spent on
-    /// that, so that images which need none of them are pulled all the same. What an edge may have already goes on.
+    /// Whether a task with withheld secrets may wait for their owners. That may take at most half of the node's time,
+    /// so that there is time to pull the images that need none of them. A task that an edge may have already goes on.
     pub fn may_wait_for_consent(&self, node: &NodeName) -> bool {
         let Some(at) = self.in_progress(node) else { return false };
         let member = &self.members[at];
@@ -75,9 +75,9 @@ impl Rollout {
         }
     }
 
-    /// A secret of the node's task could not be read, or those of `withheld` may not be used. The node becomes pending again, and starts anew after a while; one
-    /// whose edge may have the task already keeps its slot, and its task is dispatched again. `false` where the time of
-    /// the node does not allow another try: it has failed.
+    /// A secret of the node's task could not be read, or those of `withheld` may not be used. The node becomes pending
+    /// again, and restarts after a while. If its edge may have the task already, it keeps its slot, and its task is
+    /// dispatched again. `false` if the node's time does not allow another try: it has failed.
     pub fn postpone(&mut self, node: &NodeName, reason: &str, withheld: &[String], now: Timestamp) -> bool {
         let Some(at) = self.in_progress(node) else { return true };
         let Flight::Dispatching { again, session } = self.members[at].flight else { return true };
@@ -111,7 +111,7 @@ impl Rollout {
         true
     }
 
-    /// Lets the nodes go on whose time to wait is over. Returns those that have kept their slot.
+    /// Lets nodes go on after their wait. Returns those that have kept their slot.
     pub(super) fn end_postponements(&mut self, now: Timestamp) -> Vec<Decision> {
         let mut decisions = Vec::new();
         while let Some(&(until, at)) = self.postponed.first().filter(|(until, _)| *until <= now) {
@@ -143,7 +143,7 @@ impl Rollout {
         Some((count, first?))
     }
 
-    /// The time that is left to a node from its start on: what it has waited for its secrets counts.
+    /// The rest of a node's time from its start on: the wait for its secrets counts.
     pub(super) fn time_of(&self, at: usize) -> Duration {
         let postponed = self.members[at].postponed.as_ref();
         let spent = postponed.map_or(Duration::ZERO, |postponed| postponed.postponement.spent());

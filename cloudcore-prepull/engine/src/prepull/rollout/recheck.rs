@@ -69,8 +69,8 @@ fn note_not_checked(record: &mut NodeStatus, reason: &str) {
 }
 
 impl Rollout {
-    /// Asks the nodes that have succeeded, where `may_ask` holds, what is still there. The others of them keep their
-    /// result. Returns how many are asked.
+    /// Asks the successful nodes with `may_ask` which images they still have. The other successful nodes keep their
+    /// result. Returns the number of asked nodes.
     pub fn begin_recheck(&mut self, until: Timestamp, may_ask: impl Fn(&NodeName) -> bool) -> usize {
         self.closed = false;
         self.recheck_until = Some(until);
@@ -130,7 +130,7 @@ impl Rollout {
         self.records().filter(lacks).map(|record| record.node_name.clone()).collect()
     }
 
-    /// Ends the re-checks of nodes when the time for them is over. Returns those whose edges may be at it.
+    /// Ends re-checks that are out of time. Returns the nodes with edges that may still work on one.
     pub(super) fn end_late_rechecks(&mut self, now: Timestamp) -> Vec<Decision> {
         if self.recheck_until.is_none_or(|until| until > now) {
             return Vec::new();
@@ -160,7 +160,7 @@ impl Rollout {
         decisions
     }
 
-    /// Gives up the re-check of a node whose retry round begins.
+    /// Gives up a node's re-check when its retry round begins.
     pub(super) fn supersede_recheck(&mut self) {
         self.recheck_until = None;
         self.abandon_rechecks(Some(SUPERSEDED));

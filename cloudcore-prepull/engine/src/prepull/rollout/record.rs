@@ -35,12 +35,12 @@ pub(super) fn begin_again(record: &mut NodeStatus) {
     }
 }
 
-/// What a node says that was only asked to look.
+/// The answer of a node that was only asked to look.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Look {
     /// Every image is there, as it was pulled.
     Present,
-    /// At least one is not, as this sentence says.
+    /// At least one is missing, for this reason.
     Missing(String),
     /// No image is known to be missing, and not all of them are known to be there, for this reason.
     Unclear(String),
@@ -206,8 +206,8 @@ pub(super) fn apply_result(
     }
 }
 
-/// Why a node has failed, by its result: its checks, or the first image that is missing. An edge without codes tells no
-/// more than the outcome.
+/// Why a node has failed, by its result: its checks, or the first image that is missing. An edge without codes reports
+/// only the outcome.
 pub(super) fn code_of(result: &TaskResult) -> FailureCode {
     if result.check.as_ref().is_some_and(|check| !check.passed) {
         return FailureCode::CheckFailed;

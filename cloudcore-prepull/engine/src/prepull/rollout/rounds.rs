@@ -24,8 +24,8 @@ impl Rollout {
         decisions
     }
 
-    /// Ends every node in progress, for a reason that is of the whole job. A node whose start is not recorded yet has been
-    /// sent nothing, and waits again.
+    /// Ends every node in progress, for a reason of the whole job. A node with an unrecorded start has been sent
+    /// nothing, and waits again.
     pub fn expire_all(&mut self, code: FailureCode, reason: &str, now: Timestamp) -> Vec<Decision> {
         let mut decisions = Vec::new();
         for at in self.in_progress.iter().copied().collect::<Vec<_>>() {
@@ -43,7 +43,7 @@ impl Rollout {
         Decision::Expire(self.name(at))
     }
 
-    /// Marks all nodes offline: while the job was over nobody reported their sessions.
+    /// Marks all nodes offline: an ended job gets no session events.
     pub fn forget_sessions(&mut self) {
         for at in self.taken_places() {
             self.set_online(at, None);
@@ -98,8 +98,7 @@ impl Rollout {
         self.closed = true;
     }
 
-    /// Removes the nodes whose Node objects are not among these. Returns those that have left, see
-    /// [`Self::remove_node`].
+    /// Removes the nodes without a Node object among these. Returns those that have left, see [`Self::remove_node`].
     pub fn remove_missing(&mut self, nodes: &BTreeMap<NodeName, NodeView>) -> Vec<NodeName> {
         let missing = self.taken_places().into_iter().map(|at| self.name(at));
         let missing: Vec<_> = missing.filter(|name| !nodes.contains_key(name)).collect();

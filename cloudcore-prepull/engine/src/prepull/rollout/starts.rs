@@ -1,4 +1,4 @@
-//! Which nodes start, and which starts are withdrawn before they are recorded.
+//! Starts of nodes, and their withdrawal before they are recorded.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -20,7 +20,7 @@ impl Rollout {
         deadline.into_iter().chain(recheck).chain(wave).chain(postponed).chain(opening).min()
     }
 
-    /// Ends the nodes whose time is over, and starts as many as the concurrency and the tolerance allow.
+    /// Ends the nodes that are out of time, and starts as many as the concurrency and the tolerance allow.
     pub fn advance(&mut self, now: Timestamp) -> Vec<Decision> {
         let mut decisions = Vec::new();
         while let Some(at) = self.deadlines.pop_due(now) {
@@ -68,7 +68,7 @@ impl Rollout {
         member.flight = Flight::Recording;
         self.recording.insert(at);
         self.starts += 1;
-        // An earlier start that was withdrawn, and of which the API server has not been told so yet, counts as written.
+        // An earlier start counts as written until the API server has its withdrawal.
         (member.start, member.is_stamped) = (self.starts, self.withdrawn.remove(&at));
         self.set(at, NodePhase::InProgress, String::new());
         if !self.rechecking.contains(&at) {
@@ -86,7 +86,7 @@ impl Rollout {
         self.may_go_on() && self.slots_taken() < self.settings.concurrency && started < limit as usize
     }
 
-    /// Whether so many nodes may be in progress now, and so many may have started.
+    /// Whether this many nodes may be in progress now, and this many may have started.
     fn may_go_on(&self) -> bool {
         if self.recheck_until.is_some() {
             return true;

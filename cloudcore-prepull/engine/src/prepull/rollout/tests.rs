@@ -234,7 +234,7 @@ fn a_twice_withdrawn_start_counts_until_recorded() {
     assert!(matches!(rollout.advance(at(1))[..], [Decision::Withdraw(..)]));
     set_hold(&mut rollout, false);
     assert_eq!(started(&rollout.advance(at(2))), [node(0)]);
-    // No write has told the API server of the first withdrawal, nor of this start.
+    // The API server has neither the first withdrawal nor this start.
     set_hold(&mut rollout, true);
     let decisions = rollout.advance(at(3));
     assert!(matches!(decisions[..], [Decision::Withdraw(..)]), "{decisions:?}");
@@ -284,7 +284,7 @@ fn a_hello_decides_its_tasks_fate() {
         let mut rollout = Rollout::new(settings, vec![record]);
         assert_eq!(rollout.mark_online(&node(0), SessionId(1), open, at(1)), expected, "{phase:?} {open:?}");
     }
-    // One that may not start now is told to stop, and nothing that is said of that task counts any more.
+    // A node that may not start now must stop, and later messages about that task don't count.
     for open in [running, needs] {
         let mut rollout = rollout(1, 1, "0");
         rollout.configure(Settings { hold: true, ..rollout.settings().clone() });
@@ -393,7 +393,7 @@ fn an_out_of_range_index_is_ignored() {
     assert_eq!(rollout.record(&node(0)).unwrap().image_status.len(), 1);
 }
 
-/// The result of a task of two images that failed, the first of which has this code.
+/// The result of a failed task with two images; the first one has this code.
 fn failed_with(outcome: TaskOutcome, code: Option<FailureCode>) -> TaskResult {
     let mut result = result(outcome);
     let first = ImageResult { code, ..result.images[0].clone() };
@@ -524,7 +524,7 @@ fn an_ended_action_keeps_time_and_reason() {
     rollout.record_result(&node(0), Some(&plan()), &result(TaskOutcome::Succeeded), at(20));
     let [check, pull] = &flow(&rollout, 0)[..] else { panic!() };
     assert_eq!((check, pull.status, &pull.time), (&checked, Tristate::True, &Time(at(20))));
-    // The edge says otherwise now.
+    // The edge reports the opposite now.
     let check = Some(CheckOutcome { passed: false, reason: "the disk is full".to_owned() });
     let failed = TaskResult { check, ..result(TaskOutcome::Failed) };
     rollout.record_result(&node(1), Some(&plan()), &failed, at(20));

@@ -24,8 +24,8 @@ impl Waves {
         }
     }
 
-    /// Goes on to the wave that the nodes have reached: more of them may have started than the status says, and their
-    /// failures are not to be held against a smaller wave.
+    /// Goes on to the wave that the nodes have reached: more of them may have started than the status shows, and
+    /// their failures must not count against a smaller wave.
     pub(super) fn catch_up(&mut self, steps: &[Step], counts: &Summary) {
         while self.at < steps.len() && self.limit(steps, counts.desired) < counts.desired - counts.pending {
             (self.at, self.ended) = (self.at + 1, None);

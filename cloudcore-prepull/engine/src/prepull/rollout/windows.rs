@@ -1,4 +1,4 @@
-//! When the nodes may download: what their time is counted by, and which of them wait for a window to start.
+//! Download windows of nodes: how their time is counted, and which nodes wait for a window to start.
 
 use std::time::Duration;
 
@@ -15,8 +15,8 @@ use crate::shared::pacing::Moment;
 const OWN_WINDOWS: Duration = Duration::from_secs(7 * 24 * 3600);
 
 impl Rollout {
-    /// The edge of the node says by what it counts its time. It may not give more time to itself than its task began with:
-    /// while a node is in progress a change counts only if it shortens that.
+    /// The node's edge reports the clock that its time is counted by. It may not extend the time of a running task:
+    /// while a node is in progress, a change counts only if it shortens that.
     pub fn set_clock(&mut self, node: &NodeName, clock: &NodeClock) {
         let Some(&at) = self.index.get(node) else { return };
         self.members[at].clock = clock.clone();
@@ -31,7 +31,8 @@ impl Rollout {
         }
     }
 
-    /// By what the node counts its time: in progress by what it has begun with, or what has shortened that since.
+    /// The clock that the node's time is counted by: in progress, the one that it has begun with, or a shortening one
+    /// since.
     fn clock_in_force(&self, at: usize) -> NodeClock {
         let Member { record, clock, .. } = &self.members[at];
         if self.is_counted(at) { record.clock.clone().unwrap_or_default() } else { clock.clone() }
@@ -85,7 +86,7 @@ impl Rollout {
     pub(super) fn waits_for_window(&mut self, at: usize, now: Timestamp) -> bool {
         let openings = self.openings(at);
         let Some(reason) = openings.explain(now) else { return false };
-        // Should none open, it is looked at again all the same: the time zones of a later version may know better.
+        // If none opens, we still look again later: a newer version may have newer time zones.
         let opens = openings.next_open(now).unwrap_or(now.after(HORIZON));
         self.members[at].opens = Some((opens, reason));
         self.shut.insert((opens, at));
@@ -93,7 +94,7 @@ impl Rollout {
         true
     }
 
-    /// One that has left, or is offline, says something else than that it waits for its window.
+    /// A node that has left, or is offline, has another reason than its window.
     fn index_and_touch(&mut self, at: usize) {
         let before = self.members[at].record.reason.clone();
         self.index_member(at);
@@ -111,7 +112,7 @@ impl Rollout {
         }
     }
 
-    /// How many pending nodes wait for their windows, and the reason of the one whose window opens first.
+    /// The number of pending nodes that wait for their windows, and the reason of the one with the earliest opening.
     pub fn waiting_for_windows(&self) -> Option<(usize, &str)> {
         let mut waits = self.shut.iter().filter_map(|(opens, at)| {
             let member = &self.members[*at];

@@ -1,5 +1,4 @@
-//! How a job says that its images are downloaded: cap, windows, pin and signatures. All of it may change while the job
-//! runs.
+//! The download settings of a job: cap, windows, pin and signatures. All of them may change while the job runs.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -30,7 +29,7 @@ pub struct DownloadPolicy {
     pub pin: bool,
     /// The signatures that the images must have.
     pub verify: Option<VerifyPolicy>,
-    /// Whether the nodes of a site share layers. `None`: as cloudcore-prepull is told.
+    /// Whether the nodes of a site share layers. `None`: the default of cloudcore-prepull.
     pub share: Option<bool>,
     /// Bytes a second over the uplink of each site, over all its nodes.
     pub max_site_rate: Option<NonZeroU64>,

@@ -64,7 +64,7 @@ impl Ratio {
         Ok(Self { digits, decimals })
     }
 
-    /// Whether `failed` nodes of `desired` are more than is tolerated. As many as the ratio says are not.
+    /// Whether `failed` nodes of `desired` are more than is tolerated. Exactly the ratio is tolerated.
     pub fn exceeded_by(self, failed: u32, desired: u32) -> bool {
         u128::from(failed) * 10u128.pow(self.decimals) > u128::from(self.digits) * u128::from(desired)
     }

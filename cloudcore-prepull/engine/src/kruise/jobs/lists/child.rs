@@ -15,7 +15,7 @@ use crate::shared::objects::ObjectId;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Fingerprint {
     pub(super) whole: u64,
-    /// Hash of `pullSecrets`, which cannot be changed.
+    /// Hash of `pullSecrets`, which are immutable.
     pub(super) secrets: u64,
 }
 
@@ -62,7 +62,8 @@ pub(super) struct Child {
 }
 
 impl Child {
-    /// Reads a child's status as Kruise does. A job that is refused after its start has not ended, whatever its numbers.
+    /// Reads a child's status as Kruise does. A job refused after its start hasn't ended, even if its numbers look like
+    /// it.
     pub(super) fn of(job: &ImagePullJob) -> Self {
         let status = job.status.clone().unwrap_or_default();
         let is_never =

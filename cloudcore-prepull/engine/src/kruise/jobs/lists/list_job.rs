@@ -1,4 +1,4 @@
-//! One ImageListPullJob that has not finished, or whose final status is not written yet.
+//! One ImageListPullJob, until its final status is written.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -36,8 +36,8 @@ pub(super) struct ListJob {
     plan: Option<Plan>,
     /// The writes of the children, by image.
     writes: BTreeMap<String, ChildWrites>,
-    /// Whether a child is to be deleted. The list does not end before: children that are to be created anew have not
-    /// finished, and those of images that the list does not have any more go first.
+    /// Whether a child must be deleted first. The list can't end before that: children to re-create haven't finished,
+    /// and children of removed images must go.
     has_children_to_delete: bool,
     /// When a child may be written next.
     child_write_due: Option<Timestamp>,
@@ -206,7 +206,7 @@ impl ListJob {
         }
     }
 
-    /// The child of each image; of several the one whose name this list would give it.
+    /// The child of each image; among several, the one with the name that this list would give it.
     fn by_image<'a>(&self, children: &'a Children) -> HashMap<&'a str, &'a Child> {
         let list = &self.lifecycle.id().name;
         let mut by_image: HashMap<&str, &Child> = HashMap::new();
@@ -260,7 +260,7 @@ impl ListJob {
 /// Why an image of the list waits.
 fn name_taken(list: &ObjectId, image: &str) -> String {
     format!(
-        "image {image} waits: its ImagePullJob is to be named {}, and one of this name is there that does not belong to the list; delete that one",
+        "image {image} waits: its ImagePullJob must have the name {}, and an ImagePullJob of this name exists that does not belong to the list; delete that one",
         child_name(&list.name, image)
     )
 }

@@ -23,7 +23,7 @@ pub(super) struct Driver {
     pub(super) now: Timestamp,
     pub(super) api: BTreeMap<String, ImagePullJob>,
     pub(super) lists: BTreeMap<String, ImageListPullJob>,
-    /// The actions since somebody looked.
+    /// The actions since the log was last cleared.
     pub(super) log: Vec<Action>,
     /// How the next writes of statuses and deletions of jobs end; `Done` once there are none left.
     pub(super) outcomes: Vec<WriteOutcome>,
@@ -237,7 +237,7 @@ impl Driver {
         self.pass_for(Duration::from_secs(seconds));
     }
 
-    /// Lets time pass, with everything that is due meanwhile.
+    /// Lets time pass, and runs everything that falls due.
     pub(super) fn pass_for(&mut self, time: Duration) {
         let until = self.now.checked_add(time).unwrap();
         for round in 0.. {

@@ -164,7 +164,7 @@ fn a_template_edit_updates_or_replaces_children() {
     assert_eq!(take_child_writes(&mut d), ["change nginx:1", "change redis:2"]);
     let timeout = |d: &Driver| d.api[&redis()].spec.template.pull_policy.clone().unwrap().timeout_seconds;
     assert_eq!(timeout(&d), Some(30));
-    // Secrets cannot be changed: the jobs are made anew.
+    // Secrets are immutable, so the jobs are re-created.
     d.list("list", spec(&json!({"pullPolicy": {"timeoutSeconds": 30}, "pullSecrets": ["s"]})));
     assert_eq!(
         take_child_writes(&mut d),
@@ -175,7 +175,7 @@ fn a_template_edit_updates_or_replaces_children() {
     let ttl = json!({"pullPolicy": {"timeoutSeconds": 30}, "pullSecrets": ["s"], "completionPolicy": {"ttlSecondsAfterFinished": 5}});
     d.list("list", spec(&ttl));
     assert_eq!(take_child_writes(&mut d), Vec::<String>::new());
-    // One that somebody changed is changed back; where that has no effect, not all the time.
+    // A user's edit of a child is reverted, with backoff if the revert has no effect.
     d.job(&nginx(), json!({"image": "nginx:1", "pullSecrets": ["s"], "parallelism": 7}));
     d.pass(0);
     assert_eq!(take_child_writes(&mut d), ["change nginx:1"]);
@@ -234,7 +234,7 @@ fn a_taken_name_is_reported_and_retried() {
     d.child_outcomes = vec![WriteOutcome::Gone];
     d.list("list", spec(&json!({})));
     let note = format!(
-        "image nginx:1 waits: its ImagePullJob is to be named {}, and one of this name is there that does not belong to the list; delete that one",
+        "image nginx:1 waits: its ImagePullJob must have the name {}, and an ImagePullJob of this name exists that does not belong to the list; delete that one",
         nginx()
     );
     assert_eq!(d.take_events(), [format!("Warning NameTaken: {note}")]);

@@ -148,7 +148,7 @@ fn pending_nodes_keep_slots_over_a_restart() {
     d.online("b", true);
     d.pass(59);
     assert_eq!(d.take_asked(), Vec::<String>::new());
-    // What it was asked by the last life may not be what the job says now.
+    // The last run's request may differ from the job's present spec.
     d.online("a", true);
     d.pass(600);
     assert_eq!(d.take_asked(), ["a"]);
@@ -243,7 +243,7 @@ fn a_finished_always_node_stays_finished() {
     d.fails("job", &["a"]);
     d.succeeds("job", &["b"]);
     assert_eq!(d.numbers("job"), [3, 1, 2, 0]);
-    // What is open and removed by somebody is asked for once more.
+    // An open tag that a user removes is requested once more.
     d.log.clear();
     d.set_state("job", "c", TagState::Pending);
     d.set_state("job", "c", TagState::Absent);
@@ -369,7 +369,7 @@ fn offline_nodes_fail_after_their_possible_tries() {
     assert!(!d.has_finished("job"));
     d.succeeds("job", &["n0"]);
     d.pass(19);
-    // One of them comes and goes: the time begins anew when it has been away for a minute.
+    // One node comes and goes: its time starts over after a minute offline.
     d.online("n3", true);
     d.settle();
     d.online("n3", false);
@@ -482,7 +482,7 @@ fn a_never_job_pulls_once_a_day() {
     let mut asked = d.take_asked();
     asked.sort_unstable();
     assert_eq!(asked, ["a*", "c*"]);
-    // An answer of the round before is none.
+    // An answer of the round before doesn't count.
     d.set_state("job", "a", TagState::Succeeded(ended));
     d.set_state("job", "a", TagState::Pending);
     assert_eq!(d.numbers("job"), [3, 2, 1, 0]);

@@ -1,4 +1,4 @@
-//! What the node's session says about its tasks.
+//! Messages of the node's session about its tasks.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ impl Pulls {
     pub(in super::super) fn reconnect(&mut self, open: &[OpenTask], fx: &mut NodeEffects<'_>) {
         let open: Vec<_> = open.iter().filter(|open| is_of_node_image(&open.task)).collect();
         for pull in self.pulls.values_mut() {
-            // Whatever kept the task from the node, a new session may not.
+            // A new session may deliver the task that the old one couldn't.
             (pull.needs_keys, pull.not_before) = (false, None);
             if matches!(pull.state(), State::OnNode | State::OnOfflineNode) {
                 match open.iter().find(|open| open.task == pull.sent).map(|open| open.phase) {
@@ -83,7 +83,7 @@ impl Pulls {
                 pull.mark_sent(fx.now);
                 match current {
                     Some(current) if current == session => pull.mark_on_node(fx),
-                    // The node has connected anew since, and its Hello did not name the task.
+                    // The node has reconnected since, and its Hello did not name the task.
                     Some(current) if current > session => pull.wait(fx),
                     _ => pull.mark_offline(fx),
                 }
@@ -143,7 +143,7 @@ impl Pulls {
             // Sent again: the acknowledgement waits for the write of the status.
             State::Ended { unacknowledged: Some(_), .. } => return,
             State::Ended { unacknowledged: None, .. } => {
-                // The task was given up. Its success is still in time as long as no write says that it failed.
+                // The task was given up. A success still counts until a write records its failure.
                 if result.outcome == TaskOutcome::Succeeded && !is_writing {
                     pull.end(result, fx);
                 } else {

@@ -1,5 +1,5 @@
 #![allow(clippy::unwrap_used)]
-//! What comes at the wrong time: from a session that is over, of a task that nobody asked for, after a deadline.
+//! Messages at the wrong time: from a closed session, about an unrequested task, after a deadline.
 
 use prepull_api::crd::kruise::{PullPhase, SandboxConfig};
 
@@ -27,7 +27,7 @@ fn pulling() -> (World, TaskId) {
     (world, task)
 }
 
-/// A task of the NodeImage that nobody asked for.
+/// A task of the NodeImage that no tag asks for.
 fn unwanted(task: &TaskId) -> TaskId {
     TaskId { job: JobUid(format!("{}0", task.job.0)), attempt: 1 }
 }
@@ -89,7 +89,7 @@ fn a_dispatch_counts_for_its_session() {
     assert_eq!(sent[0].task.id, sent[1].task.id);
 
     let mut world = World::new();
-    // A session of which the engine has not heard yet.
+    // A session still unknown to the engine.
     world.next_outcome = Some(DispatchOutcome::Sent(SessionId(2)));
     world.edit(|spec| add_manual_tag(spec, "a", "1"));
     let sent = world.take_dispatched();

@@ -1,5 +1,5 @@
 #![allow(clippy::unwrap_used)]
-//! What is sent to the node, and what it says.
+//! Tasks sent to the node, and its answers.
 
 use prepull_api::crd::kruise::PullPhase;
 use prepull_api::task::PullPolicy;
@@ -199,7 +199,7 @@ fn the_deadline_applies_to_offline_nodes() {
         (PullPhase::Failed, "pulling exceeds the activeDeadlineSeconds")
     );
     world.take_sent();
-    // It comes back, and has pulled it all the same.
+    // It comes back, and has pulled the image anyway.
     world.connect(&[(task.clone(), OpenPhase::Finished)]);
     world.end_task(&task, pulled());
     assert_eq!(world.take_sent(), [acked(&task)]);

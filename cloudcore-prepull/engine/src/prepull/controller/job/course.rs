@@ -55,7 +55,7 @@ struct RecheckTimes {
 pub(super) enum Outlook {
     /// Nodes pull, or wait to begin.
     Running,
-    /// Too many nodes have failed, as this sentence says; those that pull may end.
+    /// Too many nodes have failed, for this reason; those that pull may finish.
     Draining(String),
     Ended(Ending),
 }
@@ -199,12 +199,12 @@ impl Course {
         self.failed_as == Some(reasons::CANCELLED)
     }
 
-    /// The job is cancelled, whatever else its spec says.
+    /// Cancels the job, even if the rest of its spec is invalid.
     pub(super) fn cancel(&mut self) {
         self.policy.cancel = true;
     }
 
-    /// Takes over what the spec says of the course. Returns what it said before.
+    /// Takes over the run policy of the spec. Returns the previous one.
     pub(super) fn configure(&mut self, job: &ValidatedJob) -> RunPolicy {
         self.tolerance = job.tolerance.to_string();
         std::mem::replace(&mut self.policy, job.policy.clone())
@@ -234,7 +234,7 @@ impl Course {
         let started = status.start_time.as_ref().map_or(now, |time| time.0);
         self.times = Some(Times {
             started,
-            // The status says that the job had ended: somebody had asked for another round.
+            // The job had ended by its status: a user has asked for another round.
             active_since: if status.completion_time.is_some() && !is_over {
                 now
             } else {
@@ -346,7 +346,7 @@ impl Course {
         !std::mem::replace(&mut self.is_draining, true)
     }
 
-    /// Says what the job waits for, or that it is about to fail. Returns whether that is new.
+    /// Sets the reason: what the job waits for, or why it is about to fail. Returns whether that is new.
     pub(super) fn explain(&mut self, reason: String) -> bool {
         let is_new = self.reason != reason;
         self.reason = reason;
@@ -394,7 +394,7 @@ impl Course {
         self.delete_again_at = None;
     }
 
-    /// When the job is to be deleted, by ttlSecondsAfterFinished.
+    /// When to delete the job, by ttlSecondsAfterFinished.
     pub(super) fn delete_due(&self, ended: Timestamp) -> Option<Timestamp> {
         let due = ended.checked_add(self.policy.ttl?).ok()?;
         Some(self.delete_again_at.unwrap_or(due).max(due))
@@ -408,7 +408,7 @@ impl Course {
 /// What stands in `status.reason` before the refusal of an edit.
 const REFUSED_EDIT: &str = "edit refused: ";
 
-/// What `status.reason` says of a job: its own reason, and why its last edit was refused, if it was.
+/// The text of `status.reason`: the job's own reason, and why its last edit was refused, if it was.
 pub(super) fn reason_with_refusal(reason: &str, refusal: Option<&str>) -> String {
     match (reason, refusal) {
         (_, None) => reason.to_owned(),

@@ -1,4 +1,4 @@
-//! How a job takes a change of its spec, and goes on as it was where it cannot follow one.
+//! Edits of a job's spec. The job follows an edit, or continues with the accepted spec.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ pub(super) struct Edit {
     /// What is carried out from now on.
     pub(super) spec: ImagePrePullJobSpec,
     job: ValidatedJob,
-    /// Why it is not all that the spec says, if it is not.
+    /// Why the job doesn't follow the whole spec, if it doesn't.
     refusal: Option<Refusal>,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Edit {
 #[derive(Clone, Debug)]
 struct Refusal {
     message: String,
-    /// Whether what the spec asks for now remains open.
+    /// Whether the present spec is not carried out because of that.
     is_other: bool,
 }
 
@@ -67,8 +67,8 @@ impl Job {
         true
     }
 
-    /// Follows the spec of a job that has begun, as far as it can. `news`: how soon the status is to tell of it; `None` where
-    /// it has been told already.
+    /// Follows the spec of a job that has begun, as far as possible. `news`: how soon the status must show it; `None`
+    /// if it does already.
     pub(super) fn apply_edit(
         &mut self,
         object: &JobObject,
@@ -78,8 +78,8 @@ impl Job {
     ) {
         self.next = self.read_next(object);
         if self.is_over() && self.next.is_some() {
-            // The new run takes over the whole spec. It begins once the end of this one is written, which says nothing of
-            // the spec as it is now.
+            // The new run takes over the whole spec. It begins once the end of this run is written; that end doesn't
+            // cover the present spec.
             self.spec.refuse(CHANGED_AFTER_END);
             return;
         }
@@ -94,7 +94,8 @@ impl Job {
         }
     }
 
-    /// Begins no further run for what an earlier version has refused, and said so: it must not begin by itself.
+    /// Begins no further run for an edit that an earlier version has refused in the status: it must not begin by
+    /// itself.
     pub(super) fn ignore_next(&mut self) {
         if self.next.take().is_some() {
             self.spec.refuse(CHANGED_EARLIER);
@@ -102,7 +103,7 @@ impl Job {
         }
     }
 
-    /// Cancels a job whose spec cannot be followed otherwise.
+    /// Cancels a job that can't follow the rest of its spec.
     fn cancel_as_it_is(&mut self) {
         self.course.cancel();
         if let Some(accepted) = self.spec.accepted().cloned() {
@@ -110,7 +111,7 @@ impl Job {
         }
     }
 
-    /// What the job carries out once it is over, if it is asked for something else than what it began with.
+    /// The job's next run, if its spec differs from the one that it began with.
     fn read_next(&self, object: &JobObject) -> Option<Box<ImagePrePullJob>> {
         let object = object.as_ref().ok()?;
         let is_cancelled = object.spec.cancel || self.course.is_cancelled();
@@ -153,7 +154,7 @@ impl Job {
         // What can be followed is: a job is suspended although its secrets make no sense.
         let mut spec = spec::merged(accepted, &asked);
         if self.is_over() {
-            // A further round has to wait until the whole spec can be followed.
+            // A further round must wait until the job can follow the whole spec.
             (spec.retry, spec.recheck) = (accepted.retry, accepted.recheck);
         }
         let (spec, job) = validated(spec)?;
@@ -217,7 +218,7 @@ impl Job {
         }
     }
 
-    /// Takes over what may change while the job runs. `is_unknown`: the edges have to be told in any case.
+    /// Takes over the fields that may change while the job runs. `is_unknown`: notify the edges in any case.
     fn configure(&mut self, job: &ValidatedJob, is_unknown: bool, effects: &mut Effects<'_>) {
         let before = self.course.configure(job);
         let rollout = self.members.rollout_mut();
@@ -261,7 +262,7 @@ impl Job {
         self.begin_round(nodes, effects);
     }
 
-    /// A job that was over asks the nodes that have succeeded what is still there.
+    /// A job that was over asks the successful nodes which images they still have.
     fn start_requested_recheck(&mut self, job: ValidatedJob, nodes: &Nodes, effects: &mut Effects<'_>) {
         self.members.set_job(Arc::new(job));
         if self.members.rollout().summary().in_progress == 0 && !self.members.can_begin_recheck(nodes) {

@@ -17,7 +17,7 @@ use crate::shared::reasons;
 use crate::shared::writes::{Deferred, Pace};
 
 impl Job {
-    /// Ends nodes whose time is over, starts further ones, and ends the job where it is over.
+    /// Ends nodes that are out of time, starts further ones, and ends the job once it is over.
     pub(in crate::prepull::controller) fn advance(&mut self, nodes: &Nodes, effects: &mut Effects<'_>) {
         self.begin_waiting(nodes, effects);
         if self.begin_next_run(nodes, effects) {
@@ -207,7 +207,7 @@ impl Job {
         }
     }
 
-    /// Says what the job waits for, where that is not obvious.
+    /// Sets what the job waits for as its reason, where that is not obvious.
     fn explain_waiting(&mut self) {
         if self.course.is_rechecking() {
             return self.explain_recheck();
@@ -292,8 +292,7 @@ impl Job {
         })
     }
 
-    /// Whether the images are to be kept on the nodes that have them. Where it is not known what the job began with, they
-    /// are.
+    /// Whether the nodes must keep the images. They must if the accepted spec is unknown.
     pub(in crate::prepull::controller) fn wants_pins(&self) -> bool {
         self.spec.accepted().map_or(self.course.has_begun(), |spec| spec.pin)
     }

@@ -1,4 +1,4 @@
-//! The nodes of a job: how each of them fares, and what it is to pull.
+//! The nodes of a job: the state of each, and the images that it must pull.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -26,13 +26,13 @@ const LEFT: &str = "the Node was deleted before it started";
 /// The nodes that a job has chosen, and those that it has left out.
 #[derive(Debug)]
 pub(super) struct Members {
-    /// What is carried out. `None` before the job begins, for a job that ended before this run of cloudcore, and for one of
-    /// which that is not known: nothing starts.
+    /// The accepted spec. `None` before the job begins, for a job that ended before this run of cloudcore, and for a
+    /// job with an unknown accepted spec: nothing starts.
     job: Option<Arc<ValidatedJob>>,
     /// What each node pulls. A node that is gone, or for which the overriders have become impossible, has no plan.
     plans: HashMap<NodeName, Arc<NodePlan>>,
     rollout: Rollout,
-    /// Nodes whose tasks were sent without the keys of some images.
+    /// Nodes that got their tasks without the keys of some images.
     without_keys: HashSet<NodeName>,
     skipped: Vec<SkippedNode>,
     /// All nodes that were left out: after a restart more than `skipped` holds.
@@ -153,7 +153,7 @@ impl Members {
         Some((images.collect(), record.start_time.as_ref().map(|time| time.0)))
     }
 
-    /// Changes what is carried out, and plans anew.
+    /// Replaces the accepted spec and the plans.
     pub(super) fn replan(&mut self, job: Arc<ValidatedJob>, nodes: &Nodes) {
         self.plans = plans(&job, self.rollout.records(), nodes);
         self.job = Some(job);
@@ -172,12 +172,12 @@ impl Members {
         self.job = Some(Arc::new(job.clone()));
     }
 
-    /// Whether the job says anything of how its images are downloaded.
+    /// Whether the job has any download settings.
     pub(super) fn limits_downloads(&self) -> bool {
         self.job.as_ref().is_some_and(|job| job.download != DownloadPolicy::default())
     }
 
-    /// Takes over how the images are downloaded. Returns whether the edges have to be told.
+    /// Takes over the download settings. Returns whether the edges need a message about them.
     pub(super) fn take_download(&mut self, job: &ValidatedJob) -> bool {
         let Some(now) = self.job.as_ref().filter(|now| now.download != job.download) else { return false };
         let download = job.download.clone();
@@ -185,15 +185,14 @@ impl Members {
         true
     }
 
-    /// Plans anew, also for nodes that were gone and are there again.
+    /// Makes all plans again, also for nodes that were gone and have returned.
     pub(super) fn refresh_plans(&mut self, nodes: &Nodes) {
         if let Some(job) = &self.job {
             self.plans = plans(job, self.rollout.records(), nodes);
         }
     }
 
-    /// Whether a further round could start a node: one that has not succeeded, whose Node is there, and for which there
-    /// is a plan.
+    /// Whether a further round could start a node: one that has not succeeded, with a Node and a plan.
     pub(super) fn can_begin_round(&self, nodes: &Nodes) -> bool {
         let Some(job) = &self.job else { return false };
         let mut shared = plan::Shared::default();
@@ -204,13 +203,13 @@ impl Members {
         })
     }
 
-    /// Whether a re-check could ask a node: one that has succeeded, and whose Node is there.
+    /// Whether a re-check could ask a node: one that has succeeded, and still has a Node.
     pub(super) fn can_begin_recheck(&self, nodes: &Nodes) -> bool {
         let mut succeeded = self.rollout.records().filter(|record| record.phase == NodePhase::Successful);
         succeeded.any(|record| nodes.contains_key(&NodeName(record.node_name.clone())))
     }
 
-    /// Changes what is carried out, and leaves the plans as they are.
+    /// Replaces the accepted spec, and leaves the plans as they are.
     pub(super) fn set_job(&mut self, job: Arc<ValidatedJob>) {
         self.job = Some(job);
     }
@@ -246,7 +245,7 @@ impl Members {
         has_left
     }
 
-    /// Removes the nodes whose Node objects were deleted while nobody looked.
+    /// Removes the nodes with Node objects deleted while no cloudcore watched.
     pub(super) fn remove_missing(&mut self, nodes: &Nodes) {
         let left = self.rollout.remove_missing(nodes);
         // An earlier run of cloudcore may have written so in the status, and not in the report.
@@ -277,7 +276,7 @@ impl Members {
         self.rollout.record_result(node, self.plans.get(node).map(Arc::as_ref), result, now)
     }
 
-    /// Makes the task of a node whose start is recorded.
+    /// Makes the task of a node with a recorded start.
     pub(super) fn prepare_dispatch(&mut self, node: &NodeName, now: Timestamp) -> Prepared {
         let attempt = self.attempt(node);
         let Some(job) = &self.job else { return Prepared::Nothing };
@@ -330,7 +329,7 @@ pub(super) fn plans<'a>(
     for record in records {
         let name = NodeName(record.node_name.clone());
         let Some(plan) = nodes.get(&name).and_then(|node| shared.plan_one(job, node).ok()) else { continue };
-        // A look is for what was pulled, also where the node's labels have changed.
+        // A look checks the pulled images, even after the node's labels have changed.
         let is_fixed = record.phase == NodePhase::InProgress || rollout::is_rechecking(record);
         if is_fixed && !plan.is_of(&record.image_status) {
             relabelled.push((name.clone(), &record.image_status));

@@ -1,4 +1,4 @@
-//! What the API server has of a job, its status and its reports: when each is written, and what waits for that.
+//! A job's status and reports in the API server: when each is written, and what waits for that.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -20,12 +20,12 @@ pub(super) struct Output {
     status: Writes,
     /// As they were written last, so that a transition time changes only with its status.
     conditions: Vec<Condition>,
-    /// The version of the status that tells that the job has begun, and with what. Reports wait for it: without it another
-    /// leader would not know what their nodes pull.
+    /// The version of the status with the job's start and accepted spec. Reports wait for it: without it another leader
+    /// would not know what their nodes pull.
     beginning: u64,
     pub(super) shards: Shards,
-    /// The resourceVersions of what the API server has, as far as they are known: the next write replaces that one, so that
-    /// another writer, such as a deposed leader, cannot undo it without notice.
+    /// The resourceVersions of the objects in the API server, as far as they are known: the next write replaces that
+    /// one, so that another writer, such as a deposed leader, cannot undo it without notice.
     versions: HashMap<Object, String>,
     /// The indexes of reports of earlier runs that the API server has.
     earlier: Vec<u32>,
@@ -64,25 +64,25 @@ impl Output {
         self.versions.get(&object).cloned()
     }
 
-    /// The API server has these reports of earlier runs of the job, whose nodes don't count.
+    /// The API server has these reports of earlier runs of the job. Their nodes don't count.
     pub(super) fn set_earlier_reports(&mut self, indexes: Vec<u32>) {
         self.earlier = indexes;
     }
 
-    /// The run is over, and another one begins: what was written of it counts no more.
+    /// The run is over, and another one begins: its reports no longer count.
     pub(super) fn end_run(&mut self) {
         self.earlier = self.shards.indexes().collect();
         self.shards = Shards::stored(&[], MAX_NODES_IN_REPORT);
     }
 
-    /// The API server has these reports, by index and length; `job`: what decides how many nodes a further one holds.
+    /// The API server has these reports, by index and length; `job` decides how many nodes a further one holds.
     pub(super) fn restore_reports(&mut self, reports: &[(u32, usize)], job: Option<&ValidatedJob>) {
         self.shards = Shards::stored(reports, self.capacity(job));
         self.shards.empty(std::mem::take(&mut self.earlier));
     }
 
-    /// A run with this many nodes begins. Its reports take the places of those of earlier runs, and what is left of these is
-    /// emptied.
+    /// A run with this many nodes begins. Its reports take the places of those of earlier runs, and the remaining ones
+    /// are emptied.
     pub(super) fn begin_reports_of_run(&mut self, nodes: usize, job: &ValidatedJob) {
         self.shards = Shards::stored(&[], self.capacity(Some(job)));
         self.shards.grow(nodes);
@@ -111,7 +111,7 @@ impl Output {
         self.beginning = self.status.version();
     }
 
-    /// These records changed; the status tells of them as well.
+    /// These records changed; the status shows them as well.
     pub(super) fn touch_records(&mut self, touched: &[Touched]) {
         for touched in touched {
             self.shards.touch(touched.at, if touched.phase { Pace::Soon } else { Pace::Slow });
@@ -121,7 +121,7 @@ impl Output {
         }
     }
 
-    /// Whether the API server has a status that tells that the job has begun.
+    /// Whether the job has begun by the status in the API server.
     pub(super) fn has_begun(&self) -> bool {
         self.status.has(self.beginning)
     }
@@ -173,7 +173,7 @@ impl Output {
         reports.into_iter().chain(self.next_status(is_over)).min()
     }
 
-    /// When the status is due. It says that a job is over when the reports say how each of its nodes ended.
+    /// When the status is due. The end of a job is written after the reports with the ends of its nodes.
     pub(super) fn next_status(&self, is_over: bool) -> Option<Timestamp> {
         let may_follow = !is_over || self.shards.all_written();
         self.status.due((Duration::ZERO, Duration::ZERO)).filter(|_| may_follow)

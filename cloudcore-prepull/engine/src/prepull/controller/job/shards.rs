@@ -17,7 +17,7 @@ fn report_budget() -> TokenBucket<Timestamp> {
 }
 /// Reports per second of one job that are written for results while more results of the same report are to come, and
 /// those that are written for progress alone. A report of 250 nodes takes 100 KiB and more: such writes are the largest
-/// load on an API server, and nobody waits for them.
+/// load on an API server, and they aren't urgent.
 const TRICKLE: (f64, f64) = (10.0, 4.0);
 
 #[derive(Debug)]
@@ -71,7 +71,7 @@ impl Shards {
         }
     }
 
-    /// Nodes have been added at the end of the job: there are so many now.
+    /// Nodes have been added at the end of the job, which has this many now.
     pub(super) fn grow(&mut self, nodes: usize) {
         loop {
             let covered = self.list.last().map_or(0, |shard| shard.nodes.end);
@@ -136,8 +136,8 @@ impl Shards {
         Some(due.max(self.budget.ready_at(1.0).unwrap_or(Timestamp::MIN)))
     }
 
-    /// The reports that are to be written now, and the version of each: those first that wait longest.
-    /// `any_in_progress`: whether results are still to come for these places.
+    /// The reports to write now, and the version of each, the longest wait first. `any_in_progress`: whether results
+    /// are still to come for these places.
     pub(super) fn begin(
         &mut self,
         now: Timestamp,

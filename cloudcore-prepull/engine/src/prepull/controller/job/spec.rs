@@ -1,7 +1,7 @@
 //! The spec of a job: which version of it was seen, and which one is carried out.
 //!
-//! What is carried out is stored in the status, so that it goes on under another leader whatever the spec says by then: what
-//! the job began with, and those changes since that it could follow. The names of nodes are left out, for there may be
+//! The accepted spec is stored in the status, so that another leader continues with it even after an edit: the spec
+//! that the job began with, and the edits that it could follow. The names of nodes are left out, for there may be
 //! thousands: those that were chosen are in the reports, and those that were skipped in the status.
 
 use std::collections::BTreeSet;
@@ -25,7 +25,7 @@ pub(super) struct SpecState {
     generation: i64,
     /// Why the spec, or its last change, was not accepted.
     refusal: Option<String>,
-    /// Whether that leaves open what the spec asks for now.
+    /// Whether the present spec is not carried out because of that.
     is_other: bool,
     /// `status.specHash`: see [`spec_hash`]. Empty before the job has begun.
     hash: String,
@@ -48,17 +48,17 @@ impl SpecState {
         self.refusal.as_deref()
     }
 
-    /// Whether the spec asks for something else than what is carried out, or was.
+    /// Whether the spec differs from the one that is carried out, or was.
     pub(super) fn is_other(&self) -> bool {
         self.is_other
     }
 
-    /// The end of what is carried out is that of what the spec asks for, although some of it was refused.
+    /// The job's end counts for the present spec, although a part of it was refused.
     pub(super) fn ends_as_asked(&mut self) {
         self.is_other = false;
     }
 
-    /// The spec, or its last change, is not accepted for this reason, which is cut to what a condition may hold.
+    /// Refuses the spec, or its last change, for this reason, which is cut to the length of a condition's message.
     pub(super) fn refuse(&mut self, reason: &str) -> &str {
         self.is_other = true;
         self.refusal.insert(truncate_reason(reason))
@@ -102,7 +102,7 @@ impl SpecState {
         self.accepted.as_ref()
     }
 
-    /// Whether the job may have begun with this spec. It matters where it is not known what is carried out.
+    /// Whether the job may have begun with this spec. It matters if the accepted spec is unknown.
     pub(super) fn may_have_begun_with(&self, spec: &ImagePrePullJobSpec) -> bool {
         self.hash.is_empty() || self.hash == spec_hash(spec)
     }
@@ -165,8 +165,8 @@ pub(super) fn accepted_before(
     Some(stored)
 }
 
-/// A spec whose changeable part is not stored, so that what the spec says now has to do: as far as the status tells, with
-/// what was in force when it was written, so that a change since is noticed.
+/// Completes a stored spec without its changeable part from the present spec. Fields that the status has keep their
+/// value of that time, so that we notice an edit since.
 fn as_before(
     mut spec: ImagePrePullJobSpec,
     status: &ImagePrePullJobStatus,
@@ -219,7 +219,7 @@ fn fixed_part(spec: &ImagePrePullJobSpec) -> ImagePrePullJobSpec {
 fn hash_of(spec: &ImagePrePullJobSpec) -> String {
     // Maps are sorted, and a spec always serialises.
     let json = serde_json::to_vec(spec).unwrap_or_default();
-    // Half of the digest tells any two specs apart that nobody made for the purpose.
+    // Half of the digest suffices: only a deliberate collision could hide an edit.
     enroll::hex(digest(&SHA256, &json).as_ref().get(..16).unwrap_or_default())
 }
 

@@ -1,4 +1,4 @@
-//! How a job begins, and how it goes on after a restart.
+//! The start of a job, and its continuation after a restart.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -163,8 +163,8 @@ impl Job {
         true
     }
 
-    /// Goes on with a job that an earlier run of cloudcore began: with what that one carried out, and then with what was
-    /// changed since. What its reports say is the truth.
+    /// Continues a job that an earlier run of cloudcore began: with the accepted spec, and then with the edits since.
+    /// Its reports are the truth.
     fn resume(
         &mut self,
         object: &JobObject,
@@ -198,7 +198,7 @@ impl Job {
         let StoredRecords { mut records, reports, nodes: mut stored_nodes, outdated, .. } = stored;
         let mut plans = HashMap::new();
         if let Some(job) = job.as_ref().filter(|_| !is_over || is_asked_again) {
-            // Reports may not have been made, or were deleted; nodes may have joined meanwhile.
+            // Reports may be missing, and nodes may have joined since.
             let may_join = job.policy.follow_nodes && !rounds.rechecking && asked != Asked::Recheck;
             if has_lost_records || may_join {
                 if has_lost_records {
@@ -240,7 +240,7 @@ impl Job {
         self.members.set_skipped(status.skipped_nodes, status.summary.skipped);
         if is_over {
             self.output.restore_status();
-            // Where reports are missing the stored status says more than is known here.
+            // If reports are missing, the stored status knows more than we do.
             let news = Some(Pace::Slow).filter(|_| !has_lost_records);
             if let Some(pace) = news.filter(|_| self.is_ahead_of(&status.summary)) {
                 self.output.touch_status(pace);
@@ -281,7 +281,7 @@ fn exists(record: &NodeStatus, nodes: &Nodes) -> bool {
     nodes.contains_key(&NodeName(record.node_name.clone()))
 }
 
-/// The record of a node that was chosen, and whose report is not there.
+/// The record of a chosen node without a report.
 fn chosen_again(shown: &NodeStatus) -> NodeStatus {
     let node = NodeName(shown.node_name.clone());
     if is_missing(shown) { missing_record(&node) } else { fresh_record(&node) }
@@ -302,7 +302,7 @@ fn accepted_before(
     Some((job.spec, validated))
 }
 
-/// For a job of which it is not known what it carries out: nothing starts.
+/// For a job with an unknown accepted spec: nothing starts.
 impl Default for Settings {
     fn default() -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! What an earlier run of cloudcore has left in the reports of a job.
+//! A job's reports from earlier runs of cloudcore.
 
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
@@ -18,7 +18,7 @@ pub(super) struct StoredRecords {
     /// The index of each report, and how many of the records it holds.
     pub(super) reports: Vec<(u32, usize)>,
     pub(super) nodes: HashSet<String>,
-    /// The indexes of reports that are to be written again: with a record that does not count, or one that has changed.
+    /// The indexes of reports to write again: with a record that does not count, or that has changed.
     pub(super) outdated: HashSet<u32>,
     /// The rounds of each report, and the range of its records.
     rounds: Vec<(Stored, Range<usize>)>,
@@ -93,7 +93,7 @@ impl StoredRecords {
         all
     }
 
-    /// How many rounds have begun, as far as the reports say. The report with the most says which kind the last one is of.
+    /// The number of rounds that have begun, by the reports. The report with the most has the kind of the last one.
     fn rounds(&self) -> Rounds {
         let all = || self.rounds.iter().map(|(stored, _)| stored.rounds);
         Rounds {
@@ -103,7 +103,7 @@ impl StoredRecords {
         }
     }
 
-    /// What has begun, by the status and the reports together. `has_ended`: the status says that the job had.
+    /// What has begun, by the status and the reports together. `has_ended`: the job had ended, by its status.
     pub(super) fn resume(&self, known: Rounds, has_ended: bool, asked: Asked) -> Resumed {
         let written = self.rounds();
         // Nodes are in progress again: the earlier run had begun a further round, and not written so in the status. It

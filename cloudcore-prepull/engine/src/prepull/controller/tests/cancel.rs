@@ -1,4 +1,4 @@
-//! `spec.cancel`: what it stops, and that it is for good.
+//! `spec.cancel`: its effect on running and waiting nodes, and that it is final.
 
 use prepull_api::failure::FailureCode;
 
@@ -51,7 +51,7 @@ fn a_running_job_stops_its_nodes() {
     assert_eq!((stopped.phase, stopped.code), (NodePhase::Unknown, Some(FailureCode::Cancelled)));
     assert_eq!(stopped.reason, "stopped: the job was cancelled");
     assert_eq!([world.phase_of("n0"), world.phase_of("n2")], [NodePhase::Successful, NodePhase::Pending]);
-    // What the node answers changes nothing but what it says of its images.
+    // The node's answer changes nothing but the states of its images.
     world.ends("n1", TaskOutcome::Cancelled);
     world.pass(1_000);
     assert_eq!((world.phase_of("n1"), &world.events[..]), (NodePhase::Unknown, &["Cancelled"][..]));

@@ -1,4 +1,4 @@
-//! What changes the course of a job: waves, suspension, deadlines, further rounds, nodes that join or are shared.
+//! The course of a job: waves, suspension, deadlines, further rounds, nodes that join or are shared.
 
 use super::*;
 
@@ -443,7 +443,7 @@ fn a_retry_uses_the_present_nodes() {
         world.pass(1_000);
     }
     assert_eq!((world.status().phase, world.taken().len()), (JobPhase::Completed, 3));
-    // One goes offline, another one is deleted, while nobody listens.
+    // One goes offline and another one is deleted while no cloudcore runs.
     world.give(Input::Session(SessionEvent::Down { node: "n0".into(), session: SessionId(1) }));
     world.give(Input::NodeGone("n1".into()));
     world.give(with_spec(one_by_one, json!({"retry": 1}), 2, None));
@@ -469,7 +469,7 @@ fn a_dead_session_delays_no_other_node() {
     for _ in 0..20 {
         world.pass(1_000);
     }
-    // Tried once: its session is dead, although nobody has said so.
+    // Tried once: its session is dead, though no message has reported that.
     assert_eq!(world.taken(), ["n0", "n1"]);
     assert_eq!(world.phase_of("n0"), NodePhase::Pending);
 }

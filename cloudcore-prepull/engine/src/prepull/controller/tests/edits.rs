@@ -94,7 +94,7 @@ fn an_unreadable_job_survives_failover() {
     world.pass(1_000);
     let ended = world.status().clone();
     assert_eq!((ended.phase, ended.summary.successful), (JobPhase::Completed, 2));
-    // It is over for whoever leads then, soon and long after.
+    // It is over for the next leader too, soon and long after.
     for later in [1_000, 3_600_000] {
         world.restart(&nodes);
         world.pass(later);
@@ -214,7 +214,7 @@ fn the_stored_spec_omits_node_names() {
     world.give(job(json!({"nodeNames": nodes, "concurrency": 1}), 1, None));
     world.pass(1_000);
     assert!(world.status().started_spec.len() < 500, "{}", world.status().started_spec);
-    // One that is too long is told by its hash, as in earlier versions.
+    // A spec that is too long is compared by its hash, as in earlier versions.
     let (mut world, nodes) = fleet(2);
     let labels: Vec<_> = (0..20_000).map(|n| format!("value-{n:020}")).collect();
     let of = |image: &str| {
@@ -234,7 +234,7 @@ fn the_stored_spec_omits_node_names() {
     }
 }
 
-/// A job whose images need a secret of this name.
+/// A job with images that need a secret of this name.
 fn with_secret(retry: u32, secret: &str, image: &str) -> (serde_json::Value, serde_json::Value) {
     let overrider = json!({"imagePrePullOverrider": {"nodeLabel": "gpu", "overriders":
         {"secretOverriders": [{"component": "SecretName", "operator": "replace", "value": secret}]}}});

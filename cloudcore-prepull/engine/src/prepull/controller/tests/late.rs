@@ -1,4 +1,4 @@
-//! What comes of jobs, tasks and sessions that are over, and what a list does not have any more.
+//! Late messages about ended jobs, tasks and sessions, and objects missing from a list.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::failure::FailureCode;

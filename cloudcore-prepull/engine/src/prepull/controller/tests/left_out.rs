@@ -1,4 +1,4 @@
-//! Names without a Node, and what a status says of them and of other failures.
+//! Names without a Node, and how a status shows them and other failures.
 
 use prepull_api::crd::status::FailureCount;
 use prepull_api::failure::FailureCode;
@@ -94,7 +94,7 @@ fn a_missing_node_survives_a_restart() {
     world.ends("a", TaskOutcome::Succeeded);
     world.pass(1000);
     assert_eq!((world.status().phase, missing(&world)), (JobPhase::Completed, vec!["ghost"]));
-    // Somebody makes the Node, and asks for a further round.
+    // A user creates the Node, and asks for a further round.
     world.give(Input::Node(edge("ghost")));
     world.up("ghost", &[]);
     world.dispatched.clear();

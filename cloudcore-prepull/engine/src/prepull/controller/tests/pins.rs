@@ -1,4 +1,4 @@
-//! Pins: edges are told when a job wants its images kept no longer.
+//! Pins: edges get a message when a job gives up its pins.
 
 use serde_json::Value;
 
@@ -19,7 +19,7 @@ impl World {
         self.up_with(node, &[], Hello { pins: Some(pins), ..Hello::default() });
     }
 
-    /// Which nodes were told which jobs want no pins, since the last call.
+    /// The unpin messages to each node since the last call.
     fn unpinned(&mut self) -> Vec<String> {
         let unpinned = |(node, message): (NodeName, CloudMessage)| match message {
             CloudMessage::Unpin { jobs } => {
@@ -137,7 +137,7 @@ fn an_unpinned_result_causes_no_unpin() {
     assert!(world.unpinned().is_empty());
 }
 
-/// A result that says that the image is pinned.
+/// A result with a pinned image.
 fn with_pins() -> TaskResult {
     let mut result = result(TaskOutcome::Succeeded);
     result.images[0].pinned = Some(true);

@@ -184,7 +184,7 @@ fn an_answer_is_judged_by_its_images() {
     let unclear = |code| ImageResult { code, reason: "unclear".to_owned(), ..gone() };
     for (image, phase, code, not_checked) in [
         (there(), NodePhase::Successful, None, ""),
-        // A runtime that tells no digest has the image.
+        // A runtime that reports no digest has the image.
         (ImageResult { digest: None, ..there() }, NodePhase::Successful, None, ""),
         (gone(), NodePhase::Failure, Some(FailureCode::Removed), ""),
         (other(), NodePhase::Failure, Some(FailureCode::Removed), ""),
@@ -236,7 +236,7 @@ fn a_deleted_node_keeps_its_result() {
     assert_eq!((world.status().phase, found(&world)), (JobPhase::Completed, (1, 0, 1)));
     let recheck = world.record("n1").recheck.clone().unwrap();
     assert_eq!(recheck.not_checked_reason, "its Node was deleted");
-    // The next one does not ask it, and says why.
+    // The next one does not ask it, and gives the reason.
     world.give(wanted(&world, &nodes, json!({"recheck": 2}), 3));
     world.pass(1_000);
     assert_eq!(world.taken(), ["n0", "n0"]);

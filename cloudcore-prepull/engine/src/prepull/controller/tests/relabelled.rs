@@ -1,4 +1,4 @@
-//! Nodes whose labels change while a job runs, so that other overriders are for them.
+//! Nodes that are relabelled while a job runs, so that other overriders match them.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Reports that somebody deletes.
+//! Reports that a user deletes.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn job_uid() -> JobUid {
     JobUid(UID.to_owned())
 }
 
-/// A job whose only node has succeeded, and that is over.
+/// An ended job with one node, which has succeeded.
 fn over() -> World {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);

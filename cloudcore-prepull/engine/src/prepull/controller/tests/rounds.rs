@@ -1,4 +1,4 @@
-//! Further rounds: who asks for one, what it may cost, and what is left over at the end.
+//! Further rounds: their triggers, their cost, and the retries left over at the end.
 
 use super::course::{fleet, template};
 use super::*;
@@ -99,7 +99,7 @@ fn late_eligible_nodes_use_no_retry() {
     world.up("new", &[]);
     world.pass(2_000);
     assert_eq!((world.taken(), world.status()), (vec![], &ended));
-    // A further round takes them up, whoever leads.
+    // A further round takes them up, also under another leader.
     world.give(with_spec(select, spec(2), 2, None));
     world.pass(1_000);
     assert_eq!((world.taken(), world.status().summary.desired), (vec!["new".to_owned()], 2));

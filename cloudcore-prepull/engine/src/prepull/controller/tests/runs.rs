@@ -177,7 +177,7 @@ fn an_edit_during_a_reread_counts() {
     world.controller.handle(Input::Job(third), world.now);
     let recalled = world.controller.flush(world.now);
     assert!(matches!(recalled[..], [Action::Recall { .. }]), "{recalled:?}");
-    // What was read is older than what the watch has said since.
+    // The read object is older than the watch's latest.
     let reports = world.stored_reports();
     world.give(Input::Recalled(JobUid(UID.to_owned()), reports, Some(second)));
     world.pass(1_000);

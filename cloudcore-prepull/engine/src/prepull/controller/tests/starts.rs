@@ -12,7 +12,7 @@ fn the_accepted_spec_is_written_before_starts() {
         world.give(job(template(&nodes), 1, None));
         world.pass(5_000);
         assert_eq!((world.tried.clone(), world.taken().len()), (vec![Object::Status], 0));
-        // Its leader dies, and somebody takes out a name.
+        // Its leader dies, and a user removes a name.
         let mut stored = world.status().clone();
         if !shows_nodes {
             stored.node_status.clear();

@@ -70,7 +70,7 @@ fn node_time_counts_only_inside_windows() {
     assert_eq!(world.taken(), ["n0", "n1"]);
     world.pass_until("15:30:00");
     assert_eq!((world.phase_of("n0"), world.phase_of("n1")), (NodePhase::InProgress, NodePhase::InProgress));
-    // An edge that has lost its keys is told what is left.
+    // An edge that has lost its keys gets the rest of its time.
     world.up("n0", &[(UID, 1, OpenPhase::NeedsKeys)]);
     assert_eq!(
         (world.taken(), world.remaining.last()),
@@ -169,7 +169,7 @@ fn a_changed_window_releases_waiting_nodes() {
     assert!(world.taken().is_empty());
     world.give(job_with(&nodes, json!({}), 2, None));
     assert_eq!(world.taken(), ["n0", "n1"]);
-    // And the other way round: those at work are told, and have their time until it opens again.
+    // And the other way round: running nodes get the change, and keep their time until the window opens again.
     world.give(job_with(&nodes, windows(&["20:00+10m UTC"]), 3, None));
     assert_eq!((world.taken(), world.terms[2].windows.len()), (vec!["n0".to_owned(), "n1".to_owned()], 1));
     world.pass_until("20:04:00");
@@ -258,7 +258,7 @@ fn no_edge_lengthens_the_time_it_has() {
     }
     world.pass_until("13:52:00");
     assert_eq!(world.phase_of("n0"), NodePhase::Unknown);
-    // The next task is counted by what the edge says now.
+    // The next task's time is counted by the edge's present clock.
     world.give(job_with(&nodes, json!({"retry": 1}), 2, None));
     world.pass_until("13:59:00");
     assert!(world.record("n0").reason.contains("waits for its window"), "{}", world.record("n0").reason);

@@ -1,4 +1,4 @@
-//! Secrets whose owners have not allowed their use, and labels that nodes give themselves.
+//! Secrets without their owners' consent, and labels that nodes give themselves.
 
 use prepull_api::failure::FailureCode;
 
@@ -8,7 +8,7 @@ fn allowed(job: &str, secret: &str) -> Input {
     Input::SecretAllowed { job: JobUid(job.to_owned()), secret: secret.to_owned() }
 }
 
-/// A job whose node has tried three times, and tries again in twenty seconds.
+/// A job with a node that has tried three times, and tries again in twenty seconds.
 fn waiting() -> World {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
@@ -58,7 +58,7 @@ fn consent_may_take_half_the_nodes_time() {
     for _ in 0..200 {
         world.pass(1_000);
     }
-    assert_eq!(world.phase_of("a"), NodePhase::InProgress, "it was sent all the same");
+    assert_eq!(world.phase_of("a"), NodePhase::InProgress, "it was still sent");
     let left = world.remaining.last().unwrap().as_secs();
     assert!((150..=200).contains(&left), "{left} s of 300");
 }

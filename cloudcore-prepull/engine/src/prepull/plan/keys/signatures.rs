@@ -22,7 +22,7 @@ pub struct ResolvedVerification {
     pub verification: Verification,
     /// What is wrong with the secrets, in detail: for the log, and not for the status.
     pub details: Vec<String>,
-    /// The secrets whose owners have not allowed this.
+    /// The secrets without their owners' consent.
     pub withheld: Vec<SecretRef>,
 }
 

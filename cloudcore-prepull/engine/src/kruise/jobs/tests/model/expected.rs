@@ -1,4 +1,4 @@
-//! What must be true of the jobs after their inputs and actions: simple, and without any index.
+//! The expected state of the jobs after their inputs and actions: simple, and without any index.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,7 +24,7 @@ pub(super) struct ExpectedJob {
     /// It has published an event that it has ended.
     pub(super) ended: bool,
     pub(super) gave_up: bool,
-    /// Of its nodes, and of those whose tags it was told.
+    /// Of its nodes, and of nodes that reported tags.
     pub(super) states: BTreeMap<String, ExpectedState>,
     /// States of tags from before its spec was valid.
     pub(super) early_states: BTreeMap<(String, TagKey), TagState>,

@@ -104,7 +104,7 @@ impl World {
         }
     }
 
-    /// How the jobs ended whose nodes have all answered.
+    /// The ends of jobs with answers from all nodes.
     pub(super) fn ends(&self) -> BTreeMap<String, (i32, Vec<String>)> {
         let by_nodes = |uid: &JobUid, status: &ImagePullJobStatus| {
             !self.expected[uid].gave_up && status.message == "job has completed"

@@ -145,7 +145,7 @@ impl World {
         self.input(Input::ListJob(Ok(Box::new(list))));
     }
 
-    /// Somebody changes a job or a list, but not the children: those are the list's.
+    /// A user edits a job or a list, but no children: those are the list's.
     fn edit(&mut self) {
         let lists: Vec<JobUid> = self.lists.keys().cloned().collect();
         if self.rng.chance(30)
@@ -205,7 +205,7 @@ impl World {
         }
     }
 
-    /// Somebody removes a tag, or another job has it pulled once more.
+    /// A user removes a tag, or another job has it pulled once more.
     fn meddle(&mut self) {
         let tags: Vec<(JobUid, String)> = self.tags.keys().cloned().collect();
         let Some(of) = self.rng.choose(&tags).cloned() else { return };

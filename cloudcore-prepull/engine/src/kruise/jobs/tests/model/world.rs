@@ -43,7 +43,7 @@ pub(super) struct World {
     /// Requests that are not written into a NodeImage yet: node, request, whether for a new round.
     pub(super) requests: Vec<(String, Arc<TagRequest>, bool)>,
     pub(super) writes: Vec<JobWrite>,
-    /// Objects whose last write failed, though it may have been made: the jobs may write the same again.
+    /// Objects with a failed last write that may have reached the API server: the jobs may write the same again.
     pub(super) unsure: HashSet<WriteTarget>,
     pub(super) expected: BTreeMap<JobUid, ExpectedJob>,
     /// The last valid spec of each list.
@@ -99,7 +99,7 @@ impl World {
         }
     }
 
-    /// Tells the jobs the state of a tag.
+    /// Gives the jobs the state of a tag.
     pub(super) fn tell(&mut self, job: &JobUid, node: &str, key: &TagKey, state: TagState) {
         if let Some(job_state) = self.expected.get_mut(job) {
             job_state.observe(node, key, state);
@@ -108,7 +108,7 @@ impl World {
         self.input(Input::NodeImage(NodeImageUpdate::Tag { job, node: node.into(), key, state }));
     }
 
-    /// Tells the jobs of an ImagePullJob.
+    /// Gives the jobs an ImagePullJob, as the watch does.
     pub(super) fn tell_job(&mut self, uid: &JobUid) {
         let job = self.api[uid].clone();
         self.sync();
@@ -268,7 +268,7 @@ impl World {
         }
     }
 
-    /// Lets time pass, with everything that is due meanwhile.
+    /// Lets time pass, and runs everything that falls due.
     pub(super) fn pass(&mut self, time: Duration) {
         let until = self.now.checked_add(time).unwrap();
         while let Some(at) = self.jobs.next_wakeup().filter(|at| *at <= until) {
