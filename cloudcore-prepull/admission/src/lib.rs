@@ -1,5 +1,5 @@
-//! Who may join and who is kept out, as the cluster stores it: join tokens in Secrets, the keys and revocations of nodes in
-//! ConfigMaps. cloudcore-prepull decides by them; its commands and those of the plugin make and change them.
+//! Admission of nodes, as the cluster stores it: join tokens in Secrets, the keys and revocations of nodes in
+//! ConfigMaps. cloudcore-prepull decides by them; its commands and those of the plugin create and change them.
 //!
 //! ```text
 //!  tokens ─▶ Secrets prepull-token-…         records ─▶ ConfigMaps prepull-nodes-…

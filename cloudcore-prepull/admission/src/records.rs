@@ -1,4 +1,4 @@
-//! Which key each node has, and which nodes are revoked: ConfigMaps, each with the records of some of the nodes.
+//! The keys and revocations of nodes: ConfigMaps, each with the records of some of the nodes.
 
 pub mod record;
 pub mod shard;

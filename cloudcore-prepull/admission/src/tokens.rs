@@ -77,7 +77,7 @@ impl Tokens {
         Self { store: Store::in_memory() }
     }
 
-    /// Creates a token for the server whose CA has the fingerprint `ca`. The full token is only in the return value.
+    /// Creates a token for the server with the CA fingerprint `ca`. The full token is only in the return value.
     pub async fn create(
         &self,
         ca: [u8; 32],
@@ -109,7 +109,7 @@ impl Tokens {
         };
         let record = Record::new(&token, scope, now + ttl, revocation);
         self.store.create(&token.id, &record).await?;
-        // Whoever may only create tokens leaves this to others; the token is there all the same.
+        // A user who may only create tokens can't delete any; the new token is valid anyway.
         let _ = self.delete_expired(now).await;
         Ok(token)
     }

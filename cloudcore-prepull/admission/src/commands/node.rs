@@ -18,11 +18,11 @@ use crate::records::record::{Change, NodeRecord};
 /// The installation that a command is about.
 #[derive(Clone)]
 pub struct Installation {
-    /// The cluster, with the rights of whoever gives the command.
+    /// The cluster, with the rights of the command's user.
     pub client: kube::Client,
     /// The namespace of cloudcore-prepull.
     pub namespace: String,
-    /// How the commands about tokens begin, for what is said of them.
+    /// The prefix of the token commands, for messages.
     pub tokens: &'static str,
 }
 
@@ -60,13 +60,13 @@ pub async fn list(at: &Installation) -> anyhow::Result<String> {
     Ok(render_table(&listed))
 }
 
-/// Keeps a node out, and says so.
+/// Revokes a node, and prints that.
 pub async fn revoke(args: RevokeArgs, at: &Installation, out: &mut (dyn Write + Send)) -> anyhow::Result<()> {
     let (RevokeArgs { node, unknown }, records) = (args, records(at));
     ensure!(
         unknown || !records.get(&node).await?.is_empty() || exists(at.client.clone(), &node).await?,
         "no edge of the name {node} is in the record, and the cluster has no Node of this name: see \
-         `cloudcore-prepull node list`. With --unknown it is revoked all the same"
+         `cloudcore-prepull node list`. With --unknown it is revoked anyway"
     );
     let now = humantime::format_rfc3339_micros(SystemTime::now()).to_string();
     let (before, _) = records.change(&node, &Change::Revoke { at: now }).await?;
@@ -80,7 +80,7 @@ pub async fn revoke(args: RevokeArgs, at: &Installation, out: &mut (dyn Write + 
     Ok(())
 }
 
-/// Takes a revocation back, and says so.
+/// Takes a revocation back, and prints that.
 pub async fn allow(args: AllowArgs, at: &Installation, out: &mut (dyn Write + Send)) -> anyhow::Result<()> {
     let AllowArgs { node, old_keys } = args;
     let (before, _) = records(at).change(&node, &Change::Allow { old_keys }).await?;

@@ -108,7 +108,7 @@ pub async fn list(at: &Installation) -> anyhow::Result<Vec<ListedToken>> {
     Ok(tokens(at).list(SystemTime::now()).await?)
 }
 
-/// Revokes a token, and says so.
+/// Revokes a token, and prints that.
 pub async fn revoke(args: RevokeArgs, at: &Installation, out: &mut (dyn Write + Send)) -> anyhow::Result<()> {
     // The whole token is accepted in place of its ID.
     let id = args.id.parse::<JoinToken>().map_or(args.id, |token| token.id);
@@ -124,8 +124,8 @@ fn tokens(at: &Installation) -> Tokens {
     Tokens::in_cluster(at.client.clone(), &at.namespace)
 }
 
-/// The revocation of the node, which its token has to name. Who may not read it gets a token that lets the node in
-/// unless it is revoked.
+/// The revocation of the node, which its token must name. A user who may not read it gets a token that admits the
+/// node unless it is revoked.
 async fn find_revocation(
     client: kube::Client,
     namespace: &str,
@@ -137,7 +137,7 @@ async fn find_revocation(
             let at = record.revoked?.at;
             let _ = writeln!(
                 hints,
-                "note: node {node} is revoked ({at}): whoever joins with this token is let in again, under a new key"
+                "note: node {node} is revoked ({at}): a join with this token lets it in again, under a new key"
             );
             Some(at)
         }

@@ -1,4 +1,5 @@
-//! What is recorded of one node, and what follows from it. Pure: a change is applied to a record and yields another one.
+//! The record of one node, and the decisions that follow from it. Pure: a change is applied to a record and yields
+//! another one.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -51,7 +52,7 @@ impl HeldKey {
         Self { sha256, not_after, seen: false, ca: None, old_subject: false }
     }
 
-    /// The same, with what is told to people of its certificate.
+    /// The same, with the details of its certificate that the commands show.
     #[must_use]
     pub fn certified(self, ca: Option<CaId>, form: SubjectForm) -> Self {
         Self { ca, old_subject: form == SubjectForm::Kubelet, ..self }
@@ -63,7 +64,7 @@ impl HeldKey {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Revocation {
-    /// When it was made, by the clock of whoever made it. It is shown to people and names the revocation; it is never
+    /// When it was made, by the clock of its maker. It is shown to people and names the revocation; it is never
     /// compared with another time, so that no clock decides what is revoked.
     pub at: String,
     /// Whether the node has joined since, with a token that was made after the revocation. Then its two keys are good.
@@ -71,7 +72,7 @@ pub struct Revocation {
     pub rejoined: bool,
 }
 
-/// What the token of a joining node says about its holder.
+/// The scope of a joining node's token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Admission {
     /// A token for the whole fleet.
@@ -88,7 +89,7 @@ pub enum Admission {
 pub enum Change {
     /// A certificate of this key was seen in use.
     Seen(HeldKey),
-    /// The holder of `by` asks for a certificate of `requested`, both of which it has proved to hold.
+    /// The holder of `by` asks for a certificate of `requested`. It has proved to hold both keys.
     Renewed {
         /// The key of before.
         by: HeldKey,
@@ -97,7 +98,7 @@ pub enum Change {
     },
     /// The holder of a token asks for a certificate of `requested`.
     Joined {
-        /// What the token says.
+        /// The scope of the token.
         by: Admission,
         /// The key of the certificate.
         requested: HeldKey,
@@ -116,7 +117,7 @@ pub enum Change {
 
 /// Why a node is refused although its certificate, or its token, is valid. The text is for the operator of the edge.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the text of each says what it is")]
+#[expect(missing_docs, reason = "the text of each explains it")]
 pub enum Refusal {
     #[error(
         "node {node} is revoked ({at}): a join with a new token of its own lets it in again (`cloudcore-prepull token \
@@ -160,7 +161,7 @@ pub enum Refusal {
 /// How a key that is let in stands to its node's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// The record says all of it.
+    /// The record has all of it.
     Known,
     /// The record does not say yet that this key is in use.
     ToBeRecorded,
@@ -199,8 +200,8 @@ impl NodeRecord {
 
     /// Whether the holder of a valid certificate of this key is let in.
     ///
-    /// A superseded key is: it ends with its certificate, since it is not renewed. Nobody knows whether its holder is the
-    /// thief or the one who was robbed, and a box that was restored from a snapshot must not lose its work at once.
+    /// A superseded key is: it ends with its certificate, since it is not renewed. Its holder may be the thief or the
+    /// victim, and a box that was restored from a snapshot must not lose its work at once.
     pub fn stand(&self, node: &NodeName, key: KeyHash) -> Result<Standing, Refusal> {
         if let Some(Revocation { at, rejoined }) = &self.revoked
             && !(*rejoined && self.holds(key))
@@ -264,7 +265,8 @@ impl NodeRecord {
                 *held = HeldKey { seen: held.seen, ..requested }
             }
             (_, Some(next)) if next.sha256 == requested.sha256 => *next = requested,
-            // Another key than the one before, whose file was lost: the one before shows itself if it is ever used.
+            // A second unseen key replaces the first one, since the first one's file was lost. If it wasn't, its use
+            // will show.
             (_, next) if holds_by => *next = Some(requested),
             _ => {
                 let newest = match standing {
@@ -277,8 +279,8 @@ impl NodeRecord {
         Ok(())
     }
 
-    /// A join is somebody's act, with a token: its key is the node's at once. Its answer may be lost all the same, so
-    /// the same key may join again.
+    /// A join with a token is deliberate, so its key is the node's at once. Its answer may be lost, so the same key
+    /// may join again.
     fn join(&mut self, node: &NodeName, by: &Admission, requested: HeldKey) -> Result<(), Refusal> {
         let again = self.key.filter(|held| held.sha256 == requested.sha256);
         match (by, &mut self.revoked) {

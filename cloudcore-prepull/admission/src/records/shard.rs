@@ -55,7 +55,7 @@ impl ShardId {
 }
 
 impl Shard {
-    /// Reads the content of a ConfigMap. Whose record cannot be read counts as revoked: it may have been.
+    /// Reads the content of a ConfigMap. A node with an unreadable record counts as revoked: it may have been.
     pub fn decode(data: BTreeMap<String, String>, version: Option<String>) -> Self {
         let read = |(node, text): (String, String)| {
             let record = serde_json::from_str(&text).unwrap_or_else(|error| {

@@ -21,13 +21,13 @@ pub const ATTEMPTS: usize = 10;
 
 /// Why a change was not made.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the text of each says what it is")]
+#[expect(missing_docs, reason = "the text of each explains it")]
 pub enum RosterError {
     #[error(transparent)]
     Refused(#[from] Refusal),
     #[error("{operation} ConfigMap {name}")]
     Request { operation: &'static str, name: String, source: Box<kube::Error> },
-    #[error("ConfigMap {0} is changed by somebody else again and again: try again")]
+    #[error("ConfigMap {0} keeps changing under this change: try again")]
     Contended(String),
     #[error(
         "ConfigMap {0} is full: delete its entries of nodes that do not exist any more and are not revoked"
@@ -79,7 +79,7 @@ impl Store {
     pub async fn read_all(&self) -> Result<Vec<(ShardId, Shard)>, kube::Error> {
         match self {
             Self::ConfigMaps(maps) => {
-                // By name, and not by the label: somebody who has taken that off must let nobody in.
+                // By name, not by the label: removing the label must not readmit a node.
                 let reads = ShardId::all().map(async |id| maps.get_opt(&id.name()).await);
                 let found = try_join_all(reads).await?.into_iter().flatten();
                 Ok(found.map(decode).filter_map(|(id, shard)| Some((id?, shard))).collect())
@@ -118,7 +118,7 @@ impl Store {
                 };
                 match written {
                     Ok(map) => Ok(map.metadata.resource_version),
-                    // 404: deleted meanwhile, which the next read finds out.
+                    // 404: deleted since, as the next read finds out.
                     Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(None),
                     Err(error) => Err(request_error("writing", id)(error)),
                 }

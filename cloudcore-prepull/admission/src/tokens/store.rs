@@ -18,7 +18,7 @@ pub const TOKEN_LABEL: &str = "prepull.kubeedge.io/join-token";
 
 /// The prefix of the Secrets' names. The token's id follows.
 const NAME_PREFIX: &str = "prepull-token-";
-/// The type of the Secrets, which tells them apart in `kubectl get secrets`.
+/// The type of the Secrets, which shows in `kubectl get secrets`.
 const SECRET_TYPE: &str = "prepull.kubeedge.io/join-token";
 const PAGE: u32 = 500;
 
@@ -87,7 +87,7 @@ impl Store {
                 let secret = to_secret(id, record, version);
                 match secrets.replace(&secret_name(id), &post_params(), &secret).await {
                     Ok(_) => Ok(true),
-                    // 404: revoked meanwhile, which the next read finds out.
+                    // 404: revoked since, as the next read finds out.
                     Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(false),
                     Err(error) => Err(store_error("replacing", id)(error)),
                 }
@@ -197,12 +197,12 @@ pub fn id_of(secret: &Secret) -> Option<&str> {
     secret.metadata.name.as_deref()?.strip_prefix(NAME_PREFIX)
 }
 
-/// The id of a token and the hash of its secret part; `None` if somebody has spoilt it.
+/// The id of a token and the hash of its secret part; `None` if the Secret is malformed.
 pub fn hash_of(secret: &Secret) -> Option<(&str, SecretHash)> {
     Some((id_of(secret)?, from_secret(secret)?.secret_hash))
 }
 
-/// The token's record; `None` if somebody has spoilt it.
+/// The token's record; `None` if the Secret is malformed.
 fn from_secret(secret: &Secret) -> Option<Record> {
     let data = secret.data.as_ref()?;
     let text = |key: &str| data.get(key).map(|bytes| std::str::from_utf8(&bytes.0).ok());

@@ -156,7 +156,7 @@ fn unrevoking_a_rejoined_node_is_refused() {
     assert!(subject.stand(1).is_ok());
 }
 
-/// An edge with a disk, whose requests and answers may be lost, and which may be killed at any moment.
+/// An edge with a disk. Its requests and answers may be lost, and it may be killed at any moment.
 #[derive(Clone, Default)]
 struct Edge {
     certificate: u8,
