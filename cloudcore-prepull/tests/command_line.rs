@@ -79,7 +79,7 @@ fn startup_errors_use_the_log_format() {
     assert_error("run --log-format json --log a=b=c", &[], 1, &["--log a=b=c is not a filter"]);
 }
 
-/// A kubeconfig of a cluster that does not answer: nobody listens on port 1.
+/// A kubeconfig of a cluster that does not answer: nothing listens on port 1.
 const DEAD: &str = r#"{
     "apiVersion": "v1", "kind": "Config", "current-context": "c",
     "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],

@@ -28,7 +28,7 @@ const REFUSED: Situation<'static> =
 const CHANGED: Situation<'static> =
     Situation { refusal: Some("changed"), other: Some(OtherSpec::Refused), ..RUNNING };
 
-/// A job in this situation, whose status is of the generation 2.
+/// A job in this situation, with a status of the generation 2.
 fn job(situation: &Situation<'_>, generation: i64) -> Value {
     let conditions: Vec<Condition> = conditions(situation, &[], Some(2), Timestamp::UNIX_EPOCH);
     let status = ImagePrePullJobStatus {

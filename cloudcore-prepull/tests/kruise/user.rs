@@ -1,4 +1,4 @@
-//! What people do with the objects.
+//! Edits of the objects by users.
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt;

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use crate::edge::Edge;
 use crate::rng::Rng;
 
-/// Something that the cloud has begun and whose end it has not heard of.
+/// Work that the cloud has begun and not seen the end of.
 pub(crate) enum Pending {
     NodeImage(NodeName, Write),
     /// The API server has made the write, and its answer is on its way.
@@ -197,7 +197,7 @@ impl World {
         let Some((image, tag)) = dispatch.task.images[0].image.rsplit_once(':') else { return };
         let spec = self.node_images.get(&dispatch.node.0).and_then(|object| object.spec.images.get(image));
         if let Some(tag) = spec.and_then(|image| image.tags.iter().find(|known| known.tag == tag)) {
-            // Somebody may have changed the tag meanwhile: then it is not what was dispatched.
+            // If a user has changed the tag since, it differs from the dispatch.
             let image_task = &dispatch.task.images[0];
             let limits = tag.pull_policy.clone().unwrap_or_default();
             let seconds = u64::try_from(limits.timeout_seconds.unwrap_or(600)).unwrap();
@@ -224,7 +224,7 @@ impl World {
         }
     }
 
-    /// An object as the watch tells of it.
+    /// An object as the watch delivers it.
     fn compact(&self, object: &NodeImage) -> Result<Box<CompactNodeImage>, Unreadable> {
         self.read(object).map(|object| Box::new((*object).into()))
     }

@@ -30,12 +30,13 @@ pub(crate) enum Refused {
 pub(crate) struct Api {
     pub(crate) jobs: BTreeMap<JobUid, Stored<ImagePrePullJob>>,
     pub(crate) reports: BTreeMap<(JobUid, u32), Stored<ReportBody>>,
-    /// Reports that somebody has deleted, until they are written again.
+    /// Reports that a user has deleted, until they are written again.
     pub(crate) deleted_reports: BTreeMap<(JobUid, u32), ReportBody>,
     /// What the leader knows of a report that a late write of a killed cloudcore has replaced; `None` for a report that it
     /// does not know at all. Its next write of that report replaces it again, and the next leader reads it.
     pub(crate) overtaken: BTreeMap<(JobUid, u32), Option<ReportBody>>,
-    /// `status.firstAttempt` as the leader knows it, of jobs whose status a late write of a killed cloudcore has replaced.
+    /// `status.firstAttempt` as the leader knows it, for jobs with a status replaced by a killed cloudcore's late
+    /// write.
     pub(crate) overtaken_runs: BTreeMap<JobUid, u32>,
     pub(crate) nodes: BTreeMap<NodeName, NodeView>,
     /// Jobs with a field of the wrong type, which an older definition let through.
@@ -61,7 +62,7 @@ impl Api {
         uid
     }
 
-    /// Edits the spec of a job, as a user does. What somebody edits can be read again.
+    /// Edits the spec of a job, as a user does. An edit makes an unreadable job readable.
     pub(crate) fn edit(&mut self, job: &JobUid, edit: impl FnOnce(&mut ImagePrePullJobSpec)) {
         let Some(stored) = self.jobs.get_mut(job) else { return };
         let before = stored.object.spec.clone();

@@ -49,16 +49,16 @@ pub(crate) struct Check {
     pub(crate) has_deleted_nodes: bool,
     /// Jobs that are over for the cloudcore that runs, whether or not it has written so.
     ended: BTreeSet<JobUid>,
-    /// Jobs whose exceeded tolerance this cloudcore has announced, and could not have fallen below since.
+    /// Jobs that exceeded their tolerance, as this cloudcore has announced, and could not have fallen below it since.
     exceeded: BTreeSet<JobUid>,
-    /// The attempts of nodes whose start the API server has had.
+    /// The attempts of nodes with starts that the API server has had.
     recorded: BTreeSet<(JobUid, NodeName, u32)>,
     /// Starts that only late writes of killed cloudcores tell of: job, node, time.
     unread: BTreeSet<(JobUid, NodeName, u64)>,
     /// The references of each task that was dispatched.
     references: BTreeMap<(NodeName, TaskId), Vec<String>>,
-    /// Jobs whose cancellation has reached the leader since the last flush: what it did before that comes
-    /// out of the next one.
+    /// Jobs with a cancellation that has reached the leader since the last flush: the effects of its earlier inputs
+    /// come out of the next one.
     just_cancelled: BTreeSet<JobUid>,
     /// Jobs that were cancelled while it was not known what they carry out.
     cancelled_while_held: BTreeSet<JobUid>,

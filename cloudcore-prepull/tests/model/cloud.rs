@@ -100,8 +100,7 @@ pub(crate) struct Cloud {
     pub(crate) sessions: u64,
     /// The Nodes that the controller knows.
     pub(crate) nodes: BTreeSet<NodeName>,
-    /// Those of which it has heard since the last flush that they are gone: what it did before it heard so comes out of
-    /// the next one.
+    /// Nodes reported gone since the last flush: the effects of earlier inputs come out of the next one.
     nodes_gone: BTreeSet<NodeName>,
     /// What this process has written last of each object, if it knows that the write succeeded.
     pub(crate) wrote: HashMap<(JobUid, Object), (Content, u64)>,
@@ -459,7 +458,7 @@ impl World {
         overtaken.unwrap_or_else(|| self.api.reports.get(&key).map(|stored| stored.object.clone()))
     }
 
-    /// Ends one dispatch. One whose secret cannot be read ends after some seconds.
+    /// Ends one dispatch. One with an unreadable secret ends after some seconds.
     pub(crate) fn finish_dispatch(&mut self, which: usize, fate: DispatchFate) {
         let Some((order, begun)) = self.cloud.dispatches.get(which) else { return };
         let hangs = self.secrets_hang_until.get(&order.job.uid).is_some_and(|until| self.now < *until);
@@ -526,7 +525,7 @@ impl World {
         Some(conn.session)
     }
 
-    /// Kills cloudcore and starts it anew. Its writes that were under way may still reach the API server.
+    /// Kills cloudcore and restarts it. Its writes that were under way may still reach the API server.
     pub(crate) fn restart_cloud(&mut self) {
         // What was in a deleted report is lost with the leader that knew it: nothing can be said of the job any more.
         let lost: Vec<JobUid> = self.api.lost_reports().cloned().collect();

@@ -1,4 +1,4 @@
-//! One edge: the agent, its disk, its runtime, and an executor whose pulls take time.
+//! One edge: the agent, its disk, its runtime, and an executor with slow pulls.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -42,7 +42,7 @@ pub(crate) struct Edge {
     pub(crate) max_tasks: u32,
     /// Tasks that the disk had no room for.
     pub(crate) refused: BTreeSet<TaskId>,
-    /// Tasks whose last write the disk refused: how they ended is told from memory.
+    /// Tasks with a refused last write to disk: their ends are reported from memory.
     pub(crate) unsaved: BTreeSet<TaskId>,
 }
 
@@ -64,7 +64,7 @@ impl Edge {
         }
     }
 
-    /// Starts the agent anew after a kill. The caller then gives it
+    /// Restarts the agent after a kill. The caller then gives it
     /// [`edgecore_prepull::tasks::agent::AgentEvent::Loaded`].
     pub(crate) fn restart(&mut self) {
         self.agent = agent(self.max_tasks);
@@ -79,7 +79,7 @@ impl Edge {
         !at.is_multiple_of(3)
     }
 
-    /// The cloud says that these jobs want no image pinned. What runs must not pin again.
+    /// The cloud unpins the images of these jobs. Running tasks must not pin again.
     pub(crate) fn unpin(&mut self, jobs: &[JobUid]) {
         self.pins.retain(|job| !jobs.contains(job));
         for (_, exec) in self.execs.iter_mut().filter(|(task, _)| jobs.contains(&task.job)) {

@@ -1,4 +1,4 @@
-//! The end of a run: the faults stop, and every job has to end.
+//! The end of a run: the faults stop, and every job must end.
 
 use crate::check::Check;
 use crate::cloud::{Boot, DispatchFate, Fate};
@@ -18,7 +18,7 @@ impl World {
         self.calm = true;
         self.ghosts.clear();
         if !self.api.overtaken.is_empty() || !self.api.overtaken_runs.is_empty() {
-            // The leader may have no reason to write such a report again; what it says, the next one reads.
+            // The leader may have no reason to write such a report again, and the next one reads it as it is.
             self.restart_cloud();
         }
         self.quiet();

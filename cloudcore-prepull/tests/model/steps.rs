@@ -135,7 +135,7 @@ impl World {
     }
 
     /// Whether a late write would create a report that the leader does not know and cannot make again: it has read the
-    /// reports without it, and cannot choose its nodes anew, because Nodes were deleted.
+    /// reports without it, and can't choose the same nodes again, because Nodes were deleted.
     fn would_stay_unknown(&self, ghost: &crate::cloud::Write) -> bool {
         let is_new = ghost.expected.is_none() && matches!(ghost.content.object(), Object::Report(_));
         is_new && !self.deleted.is_empty()

@@ -1,4 +1,4 @@
-//! How messages and inputs are shown in the trace of a failed run.
+//! Messages and inputs in the trace of a failed run.
 
 use prepull_api::wire::{CloudMessage, EdgeMessage};
 use prepull_engine::prepull::controller::{Content, Input};

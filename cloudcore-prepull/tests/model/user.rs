@@ -1,4 +1,4 @@
-//! What people do with jobs and nodes.
+//! Edits of jobs and nodes by users.
 
 use std::collections::BTreeMap;
 
@@ -247,7 +247,7 @@ impl World {
         self.note_spec(&uid);
     }
 
-    /// Notes what a job is asked for now: what is valid of its spec is kept, should the rest be undone.
+    /// Notes the job's present spec. Its valid parts are kept in case the rest is undone.
     fn note_spec(&mut self, uid: &JobUid) {
         let Some(object) = self.api.read(uid) else { return };
         let Some(good) = self.good_specs.get_mut(uid) else { return };
@@ -268,7 +268,7 @@ impl World {
         let jobs: Vec<_> = self.api.jobs.keys().cloned().collect();
         for uid in jobs {
             let mut good = self.good_specs[&uid].clone();
-            // It may not be known what the job has begun with.
+            // The spec that the job began with may be unknown.
             if let Some(beginning) = self.check.beginning(&uid) {
                 good = follow(beginning, &good);
             }
@@ -284,7 +284,7 @@ impl World {
         }
     }
 
-    /// Whether the job carries out all that its spec says.
+    /// Whether the job follows its whole spec.
     pub(crate) fn is_followed(&self, uid: &JobUid) -> bool {
         let (object, beginning) = (self.api.read(uid), self.check.beginning(uid));
         let is_same =

@@ -21,7 +21,7 @@ use tokio::time::{Instant, timeout};
 use crate::agent::{Agent, join, join_args};
 use crate::cloud::{Cloud, HOUR, SOON, fast};
 
-/// Settings whose backoff exceeds any test, so that only the first round connects.
+/// Settings with a backoff beyond any test, so that only the first round connects.
 fn no_second_round() -> Settings {
     Settings { first_backoff: HOUR, ..Settings::default() }
 }
@@ -35,7 +35,7 @@ fn url(address: SocketAddr) -> String {
     format!("wss://{address}/v1/edge")
 }
 
-/// An address where nobody listens.
+/// An address without a listener.
 async fn unused_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
 }
@@ -61,7 +61,7 @@ impl Blackblackhole {
     }
 }
 
-/// A TCP proxy to a cloud whose connections can be cut or frozen.
+/// A TCP proxy to a cloud that can cut or freeze its connections.
 struct Proxy {
     address: SocketAddr,
     cut: Arc<Notify>,

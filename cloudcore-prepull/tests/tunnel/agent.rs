@@ -104,7 +104,7 @@ impl Agent {
         Self { identity, link, events, _stop: shutdown.clone().drop_guard(), shutdown, _state: state }
     }
 
-    /// Says `Hello` whenever it is asked to, until the shutdown.
+    /// Sends `Hello` whenever it is asked to, until the shutdown.
     pub(crate) async fn say_hello_forever(mut self) {
         while let Some(event) = self.events.recv().await {
             if let TunnelEvent::Connecting(answer) = event {

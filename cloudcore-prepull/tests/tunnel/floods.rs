@@ -1,5 +1,5 @@
-//! Floods by somebody who has no certificate and no token, on real sockets: honest edges are in within ten seconds,
-//! whether they come from other addresses than the flood or from the same one.
+//! Floods without a certificate or a token, on real sockets: honest edges are in within ten seconds, whether they
+//! come from other addresses than the flood or from the same one.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -23,18 +23,18 @@ const EDGES: usize = 200;
 /// The bar: every honest edge is in within this time.
 const IN_TIME: Duration = Duration::from_secs(10);
 /// Connections that a flood opens before the honest ones come: more than there are places for silent ones (4,096); many
-/// times as many as there are slots (128), so that the honest ones would wait for too long if nobody lost one before its
-/// deadline; and more than there are places for silent ones of the enrolment port (1,024).
+/// times as many as there are slots (128), so that the honest ones would wait too long if no silent one lost its slot
+/// before its deadline; and more than there are places for silent ones of the enrolment port (1,024).
 const ALL_PLACES: u32 = 4500;
 const MANY_SLOTS: u32 = 1300;
 const ALL_OF_ENROLMENT: u32 = 1500;
 /// Where floods come from, if not from the edges' own address.
 const ELSEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 66));
-/// Connections that a flood holds open at most: what it has had longer is of no more use to it.
+/// The most connections that a flood holds open: older ones are of no use to it.
 const HELD: usize = 7000;
 
-/// Lets this many edges connect at once, each of which tries again after a second, and returns when all of them have
-/// been welcomed; the error counts those that have.
+/// Lets this many edges connect at once, each with a retry after a second, and returns once all of them have been
+/// welcomed; the error counts those that have.
 async fn reconnect(cloud: &mut Cloud, edges: usize) -> Result<Duration, usize> {
     let configs: Vec<_> =
         (0..edges).map(|edge| tls(cloud, Some(&Credentials::of(cloud, &format!("edge-{edge}"))))).collect();
@@ -85,7 +85,7 @@ async fn edges_are_in_beside(from: IpAddr, per_second: u32, has_hello: bool, hea
     }
     eprintln!("{EDGES} edges beside {rate:.0} connections a second from {from}: {outcome:?}");
     assert!(outcome.is_ok(), "only {outcome:?} of {EDGES} were in after {IN_TIME:?}");
-    // What a test on a busy machine can be sure of; the attack of which the code before dies begins at 200.
+    // Even a busy machine reaches this share; 200 a second were enough against the earlier code.
     assert!(rate > 0.3 * f64::from(per_second), "{rate} connections a second: the attack is none");
 }
 
@@ -110,7 +110,7 @@ async fn half_handshakes_beside_edges_keep_no_edge_out() {
     edges_are_in_beside(EDGES_ADDRESS, 400, true, MANY_SLOTS).await;
 }
 
-/// A whole fleet behind one address, without a flood: nobody takes another one's place.
+/// A whole fleet behind one address, without a flood: no edge takes another one's place.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fleet_shares_one_address() {
     let mut cloud = Cloud::start();
@@ -142,19 +142,19 @@ async fn idle_connections_stop_no_enrolment() {
         (ELSEWHERE, 1000, &nothing, ALL_OF_ENROLMENT),
         (EDGES_ADDRESS, 1000, &nothing, ALL_OF_ENROLMENT),
         (ELSEWHERE, 1000, &hello, MANY_SLOTS),
-        // From the same address whoever comes first is first.
+        // Within one address it's first come, first served.
         (EDGES_ADDRESS, 200, &hello, MANY_SLOTS / 2),
     ] {
         let flood = Flood::start(from, cloud.enroll, per_second, first_bytes.clone(), HELD).unwrap();
         flood.has_opened(head_start).await.unwrap();
-        // Not one node again and again, whose certificates have a pace of their own.
+        // Many nodes, since the certificates of one node have their own rate limit.
         let outcome = join_and_renew(&cloud, &format!("edge-{per_second}-{head_start}")).await;
         eprintln!("beside {:.0} idle connections a second from {from}: {outcome:?}", flood.rate());
         assert!(outcome.is_ok(), "{outcome:?}");
     }
 }
 
-/// Nobody has to know anything to send a wrong token; the next valid one may come from the same address.
+/// Anyone can send wrong tokens; the next valid one may come from the same address.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wrong_tokens_stop_no_join() {
     let cloud = Cloud::start();
@@ -171,7 +171,7 @@ async fn wrong_tokens_stop_no_join() {
     let outcome = join_and_renew(&cloud, "edge-1").await;
     eprintln!("after 60 wrong tokens from the same address: {outcome:?}");
     assert!(outcome.is_ok(), "{outcome:?}");
-    // Whoever is let in can connect.
+    // A node that is let in can connect.
     let mut cloud = cloud;
     raw::session(&mut cloud, "edge-1").await;
 }

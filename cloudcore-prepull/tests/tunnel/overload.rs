@@ -1,5 +1,5 @@
-//! Overload: with too many edges or a slow controller, further edges are told when to come back, and existing
-//! sessions go on.
+//! Overload: with too many edges or a slow controller, further edges get a time to come back, and existing sessions
+//! go on.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::agent::Agent;
 use crate::cloud::{Cloud, SOON, ack, fast, task};
 use crate::raw::{self, Credentials, Socket, client_hello, closed, dial, heard, say, tls};
 
-/// Dials, says `Hello`, and returns the delay and the reason of the `Goaway`.
+/// Dials, sends `Hello`, and returns the delay and the reason of the `Goaway`.
 async fn sent_away(cloud: &Cloud, node: &str) -> (Duration, String) {
     let mut socket = dial(cloud.tunnel, tls(cloud, Some(&Credentials::of(cloud, node)))).await.unwrap();
     say(&mut socket, &EdgeMessage::Hello(Box::default())).await;

@@ -1,4 +1,4 @@
-//! A tunnel client that sends whatever a test wants, valid or not.
+//! A tunnel client that sends any message, valid or not.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -101,7 +101,7 @@ pub(crate) async fn dial_path(
     Ok(timeout(SOON, client_async(request, stream)).await.unwrap()?.0)
 }
 
-/// Dials, says `Hello` and is welcomed.
+/// Dials, sends `Hello` and is welcomed.
 pub(crate) async fn session(cloud: &mut Cloud, node: &str) -> Socket {
     let credentials = Credentials::of(cloud, node);
     let mut socket = dial(cloud.tunnel, tls(cloud, Some(&credentials))).await.unwrap();

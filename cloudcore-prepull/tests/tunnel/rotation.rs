@@ -179,7 +179,7 @@ async fn absent_edges_survive_a_rotation() {
 async fn a_retired_cas_certificates_are_refused() {
     let mut cloud = Cloud::start();
     let mut steps = Steps::of(&cloud);
-    // An agent that knows nothing of rotations says nothing of the CAs, and is told nothing.
+    // An agent without support for rotations sends no CAs and receives none.
     let credentials = Credentials::of(&cloud, "edge-1");
     let tls = raw::tls(&cloud, Some(&credentials));
     let mut socket = dial(cloud.tunnel, tls.clone()).await.unwrap();

@@ -1,4 +1,4 @@
-//! How a job may go on, end, and be deleted.
+//! Rules for the course, the end and the deletion of a job.
 
 use std::collections::BTreeSet;
 
@@ -74,7 +74,7 @@ impl Check {
         }
         if status.start_time.is_none() {
             self.active_since.remove(job);
-            // Before its status says that it has begun, nothing else of it is written: it begins anew.
+            // Before the start is in its status, nothing else of it is written: it starts over.
             self.beginnings.remove(job);
         } else if let Some(beginning) = self.begun.get(&(job.clone(), first_attempt(status))) {
             self.beginnings.insert(job.clone(), beginning.clone());
@@ -89,8 +89,8 @@ impl Check {
         }
     }
 
-    /// Events tell of changes. That too many nodes have failed is told once, not of each further node; and a round
-    /// begins only if one of its nodes can start. `nodes`: the Nodes that the controller knew at that time.
+    /// Events announce changes. One event announces that too many nodes have failed, not one per further node; and a
+    /// round begins only if one of its nodes can start. `nodes`: the Nodes that the controller knew at that time.
     pub(crate) fn announced(&mut self, nodes: &BTreeSet<NodeName>, event: &ObjectEvent, now: u64) {
         let job = &event.object.uid;
         if event.reason == reasons::NODE_FAILED {
@@ -123,7 +123,7 @@ impl Check {
         {
             self.beginnings.entry(job.clone()).or_insert(spec);
         }
-        // It has not begun: whatever is valid next is what it may begin with.
+        // It has not begun, so it may begin with the next valid spec.
         if event.reason == reasons::NO_ELIGIBLE_NODES {
             self.beginnings.remove(job);
         }

@@ -1,4 +1,4 @@
-//! What edges may start, pull, send and forget.
+//! Rules for the edges: starts, pulls, messages, and what they may forget.
 
 use edgecore_prepull::tasks::agent::Execution;
 use prepull_api::crd::status::{NodePhase, Tristate};
@@ -152,7 +152,7 @@ impl Check {
         );
     }
 
-    /// Every edge whose node is in progress has the task.
+    /// Every edge with a node in progress has the task.
     pub(crate) fn works(&self, api: &Api, job: &JobUid, edge: &Edge, now: u64) {
         let Some(record) = api.record(job, &edge.node).filter(|record| record.phase == NodePhase::InProgress)
         else {

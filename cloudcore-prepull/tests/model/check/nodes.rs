@@ -1,4 +1,4 @@
-//! How the nodes of a job may fare.
+//! Rules for the nodes of a job.
 
 use prepull_api::crd::job::ImagePrePullJobSpec;
 use prepull_api::crd::report::ReportBody;
@@ -50,8 +50,7 @@ impl Check {
         assert_eq!(*first, references, "{} on {node} has changed", task.id);
     }
 
-    /// (3) No report that is written says that a node is in progress whose deadline has passed, or that the time of a
-    /// node was over before its deadline.
+    /// (3) No written report has a node in progress past its deadline, or out of time before its deadline.
     pub(super) fn emitted_report(&mut self, job: &JobUid, report: &ReportBody, now: u64) {
         let accepted = self.accepted(job).cloned();
         for node in &report.node_status {
@@ -197,7 +196,7 @@ impl Check {
         }
     }
 
-    /// A job that names its nodes has no others, whatever names people add later.
+    /// A job that names its nodes has no others, even if people add names later.
     fn is_chosen(&self, job: &JobUid, node: &NodeName) {
         let Some(beginning) = self.beginnings.get(job) else { return };
         let names = &beginning.image_pre_pull_template.node_names;
@@ -253,8 +252,8 @@ impl Check {
         }
     }
 
-    /// Whether a node that is in progress in the API server has ended all the same. One report may say that a node has
-    /// started before another one says that the node has ended whose slot it took.
+    /// Whether a node that is in progress in the API server has ended nevertheless. One report may have a node's start
+    /// before another one has the end of the node that held the slot before.
     fn has_ended(&self, job: &JobUid, record: &NodeStatus, start: u64) -> bool {
         let task = TaskId { job: job.clone(), attempt: record.attempt };
         let key = (NodeName(record.node_name.clone()), task);
@@ -265,8 +264,8 @@ impl Check {
             || self.cancelled.contains(&key)
     }
 
-    /// No node of a wave starts before those of the waves before it have ended. Only for a job whose waves are the same
-    /// from its start to its end: in its first round, with the nodes and the steps that it began with.
+    /// No node of a wave starts before those of earlier waves have ended. Only for a job with the same waves from its
+    /// start to its end: in its first round, with the nodes and the steps that it began with.
     pub(super) fn waves(&self, api: &Api, job: &JobUid) {
         let since = self.run_since.get(job).copied().unwrap_or(0);
         let specs = || self.in_force_since(job, since, u64::MAX);
@@ -298,7 +297,7 @@ impl Check {
                 let runs = |record: &NodeStatus, start: u64| {
                     record.phase == NodePhase::InProgress && !self.has_ended(job, record, start)
                 };
-                // Of nodes that started at the same moment nobody knows which belonged to the earlier wave.
+                // Of nodes that started at the same moment, any may have belonged to the earlier wave.
                 let next = earlier.get(size).map_or(*late_start, |(_, start)| *start);
                 let of_wave = earlier.iter().take(size).filter(|(_, start)| *start < next);
                 let waits_for = of_wave.into_iter().find(|(record, start)| runs(record, *start));

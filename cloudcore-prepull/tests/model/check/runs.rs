@@ -60,7 +60,7 @@ impl Check {
         self.nodes.retain(|(of, _), _| of != job);
     }
 
-    /// The end of a job is said only of the generation whose images were pulled.
+    /// The end of a job is reported only for the generation with the pulled images.
     pub(super) fn conditions(&self, api: &Api, job: &JobUid, status: &ImagePrePullJobStatus) {
         let observed = status.observed_generation;
         for condition in &status.conditions {

@@ -1,6 +1,6 @@
-//! Which spec was in force when. A running job follows the edits of some fields; the others, its fixed part, stay as they
-//! were when its run began, and it begins a further run with them once it is over. An edit after which it could not be
-//! carried out changes nothing.
+//! The spec in force at each time. A running job follows the edits of some fields. The others, its fixed part, stay as
+//! they were when its run began, and it begins a further run with the new ones once it is over. An edit that makes the
+//! job impossible to carry out changes nothing.
 
 use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
 use prepull_api::crd::status::ImagePrePullJobStatus;
@@ -13,8 +13,8 @@ use super::Check;
 pub(super) struct Delivered {
     pub(super) at: u64,
     pub(super) generation: i64,
-    /// What is in force from then on; `None` where no spec of the job was valid so far, or where it is not known what
-    /// was in force before this one, which makes no sense. Then the job is held.
+    /// The spec in force from then on; `None` if no spec of the job was valid so far, or if this one is invalid and
+    /// the one before is unknown. Then the job is held.
     pub(super) accepted: Option<ImagePrePullJobSpec>,
 }
 
@@ -56,8 +56,8 @@ fn without_secrets(spec: &ImagePrePullJobSpec) -> ImagePrePullJobSpec {
 }
 
 impl Check {
-    /// The controller is told of a job. `spec`: none where it cannot be read. `loaded`: the status in the API server,
-    /// where the controller knows nothing else of the job. Returns whether the generation is new.
+    /// The watch delivers a job. `spec`: none if it cannot be read. `loaded`: the status in the API server, if the
+    /// controller knows nothing else of the job. Returns whether the generation is new.
     pub(crate) fn delivered(
         &mut self,
         job: &JobUid,
@@ -96,7 +96,7 @@ impl Check {
                     }
                 }
                 let mut followed = follow(before.as_ref().unwrap_or(beginning), &spec);
-                // A further round has to wait until the whole spec can be followed.
+                // A further round must wait until the job can follow the whole spec.
                 if is_over {
                     followed.retry = before.as_ref().map_or(followed.retry, |before| before.retry);
                     followed.recheck = before.as_ref().map_or(followed.recheck, |before| before.recheck);
@@ -105,7 +105,8 @@ impl Check {
             }
             None => is_valid(&spec).then(|| self.beginnings.entry(job.clone()).or_insert(spec).clone()),
         });
-        // It is followed whatever the rest of the spec says, and leaves nothing to be asked of a job that has ended.
+        // It is followed even if the rest of the spec is invalid, and after it there is nothing to ask of an ended
+        // job.
         let mut accepted = edited.or_else(|| before.clone());
         if let Some(accepted) = accepted.as_mut().filter(|_| is_cancelled) {
             accepted.cancel = true;
@@ -167,9 +168,8 @@ impl Check {
     }
 }
 
-/// What an earlier leader received last and has written: a status tells of a generation, and has the spec that was in
-/// force then.
-/// `beginning`: what the run began with that the status is about. A further one may have begun for the leader alone.
+/// The last spec that an earlier leader received and has written: a status has a generation, and the spec in force
+/// then. `beginning`: the spec that the status's run began with. A further run may have begun for the leader alone.
 fn stored<'a>(
     known: &'a [Delivered],
     status: &ImagePrePullJobStatus,
