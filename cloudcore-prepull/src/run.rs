@@ -71,10 +71,10 @@ use vital::Vital;
 /// Inputs that wait for the engine. It takes a batch in well below a millisecond; where it cannot keep up
 /// the sessions and watches wait, and nothing grows.
 const INPUTS: usize = 4096;
-/// kube's client returns what it would log here, and whoever called it knows what it means. An answer that it cannot
-/// parse it would log whole, which may be a Secret.
+/// kube's client returns what it would log here, and the caller knows what it means. kube would also log a whole
+/// answer that it cannot parse, which may be a Secret.
 const LOG_DEFAULTS: &str = "kube_client::client=off";
-/// What is under way when the program is told to end may take this long: the results that are being written.
+/// At the shutdown, work in progress may take this long: results that are being written.
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// Runs a command; errors go to stderr, with their causes.
@@ -113,7 +113,7 @@ pub fn main(cli: Cli) -> ExitCode {
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever collects the log as JSON would not see anything else. Before the log has started there is nothing else.
+        // Collectors of a JSON log see only log lines. Before the log has started we can only print.
         Err(error) if is_log_json && tracing::dispatcher::has_been_set() => {
             error!(error = with_causes(error.as_ref()), "cloudcore-prepull cannot go on, and exits");
             ExitCode::FAILURE

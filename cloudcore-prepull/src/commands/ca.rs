@@ -22,8 +22,8 @@ pub(crate) enum CaCommand {
     Show,
     /// Begin to replace the CA by a new one. No edge has to join again.
     ///
-    /// The leader tells all edges of the new CA, lets it sign as soon as they know it (after ten minutes at most), and
-    /// has every connected edge renew its certificate. The old CA stays trusted for the edges that are away, until
+    /// The leader announces the new CA to all edges, lets it sign as soon as they know it (after ten minutes at most),
+    /// and has every connected edge renew its certificate. The old CA stays trusted for the edges that are away, until
     /// --edge-cert-ttl and --renew-grace are over or until `ca retire`.
     Rotate,
     /// End the trust in the old CA after a rotation. The leader does so by itself in the end.
@@ -68,7 +68,10 @@ pub(crate) async fn run(
             let stored = read().await?;
             let data = stored.rotation.rotate(now)?;
             store.write(stored, data).await?;
-            writeln!(out, "a new CA is announced; `cloudcore-prepull ca show` says how far the rotation is")?;
+            writeln!(
+                out,
+                "a new CA is announced; `cloudcore-prepull ca show` shows how far the rotation is"
+            )?;
         }
         CaCommand::Retire { now: at_once } => {
             let stored = read().await?;

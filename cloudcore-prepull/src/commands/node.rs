@@ -12,9 +12,9 @@ use super::token::TOKENS;
 pub(crate) enum NodeCommand {
     /// List the nodes whose edges have joined, with the end of their certificates, their keys and revocations.
     ///
-    /// CERTIFICATE UNTIL is the end of the newest certificate. KEY is the start of the SHA-256 of the key in use, CA that of
-    /// the CA that has signed its certificate, as `ca show` shows it, and SUBJECT says whether the certificate has the
-    /// subject of release 0.1 (old) or that of newer ones (own).
+    /// CERTIFICATE UNTIL is the end of the newest certificate. KEY is the start of the SHA-256 of the key in use, CA
+    /// that of the CA that has signed its certificate, as `ca show` shows it. SUBJECT is `old` for a certificate with
+    /// the subject of release 0.1, and `own` for that of newer ones.
     /// An edge that joined before its cloudcore-prepull kept this record is in it from its next connection on.
     #[command(after_help = "Example:\n  cloudcore-prepull node list")]
     List,

@@ -53,7 +53,7 @@ Examples:
 --sizes asks the registries that the job names, with the credentials that the nodes would get, from this machine.
 
 Exit status: 0 the job is valid and, where secrets are known, each image has credentials; 1 it is refused, an image has
-none, or the command failed (stderr says why); 2 wrong usage. A size that is not known changes nothing of it: what this
+none, or the command failed (reason on stderr); 2 wrong usage. A size that is not known changes nothing of it: what this
 machine cannot reach, a node may.")]
 pub struct PlanArgs {
     /// YAML or JSON file with one ImagePrePullJob; objects of other kinds are ignored
@@ -100,13 +100,13 @@ pub enum Output {
 #[serde(rename_all = "camelCase")]
 struct Report {
     nodes: Vec<NodeReport>,
-    /// Empty where no node says which site it is at.
+    /// Empty if no node has a site.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     sites: Vec<SiteReport>,
     #[serde(skip_serializing_if = "Option::is_none")]
     download: Option<DownloadReport>,
     skipped: Vec<SkippedReport>,
-    /// What the job says and what has no effect on these nodes.
+    /// Fields of the job that have no effect on these nodes.
     warnings: Vec<String>,
 }
 
@@ -154,7 +154,7 @@ struct Keyed<'a> {
     resolved: Option<Resolved>,
 }
 
-/// The images of each plan. Many nodes share one, whose keys are chosen once.
+/// The images of each plan. Many nodes share a plan, so we choose its keys once.
 struct KeyedPlans<'a>(BTreeMap<*const NodePlan, Vec<Keyed<'a>>>);
 
 impl<'a> KeyedPlans<'a> {
@@ -317,7 +317,7 @@ impl<'a> Keyed<'a> {
         Self { planned, resolved }
     }
 
-    /// Why it has no credentials, in detail: whoever runs this has read the secrets.
+    /// Why it has no credentials, in detail: the user who runs this can read the secrets.
     fn error(&self) -> Option<String> {
         let resolved = self.resolved.as_ref()?;
         matches!(resolved.key, Key::Unavailable { .. }).then(|| resolved.details.join("; "))

@@ -42,12 +42,11 @@ pub(crate) fn parse_memory(text: &str) -> Result<usize, String> {
     usable.ok_or_else(|| "must be from 16MiB to 16GiB; the default is 256MiB".to_owned())
 }
 
-/// The flag that says whether a secret serves only those whom its owner allows. On by default, so that whoever forgets it
-/// is safe.
+/// The flag that restricts a secret to the jobs that its owner allows. On by default, because that is the safe setting.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct ConsentArgs {
     /// Use a registry secret only for the jobs that its annotation prepull.kubeedge.io/allow names. With `false`, as in
-    /// KubeEdge, whoever may create a job has every registry secret that cloudcore-prepull may read.
+    /// KubeEdge, the right to create jobs gives access to every registry secret that cloudcore-prepull may read.
     #[arg(
         long, value_name = "BOOL", env = "PREPULL_REQUIRE_SECRET_CONSENT", action = ArgAction::Set,
         default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true"

@@ -1,5 +1,5 @@
-//! What is known of each edge since this process leads, for people who look: nothing is decided by it, and nothing of it is
-//! stored. A session tells of itself here; the Nodes and the ends of certificates come from those who know them anyway.
+//! The list of edges, for people: nothing depends on it, and it isn't stored. It begins when this process becomes the
+//! leader. Sessions report themselves; Nodes and recorded keys come with each query.
 
 mod words;
 
@@ -27,7 +27,7 @@ pub(crate) struct Directory {
 
 #[derive(Debug, Default)]
 struct All {
-    /// Those that were connected, and whose Node has not gone since.
+    /// Edges that have been connected and still have a Node.
     // Boxed, because a large table has up to as much room again for what is to come.
     known: HashMap<NodeName, Box<Known>>,
     words: Words,
@@ -52,7 +52,7 @@ struct Known {
     is_nodeless: bool,
 }
 
-/// What an edge says about itself while its session lasts.
+/// State that an edge reports while its session lasts.
 #[derive(Debug)]
 struct State {
     runtime: Option<Arc<str>>,
@@ -96,7 +96,7 @@ impl Directory {
         known.insert(node.clone(), Box::new(now_known));
     }
 
-    /// Takes over what a message of the session says.
+    /// Updates the edge from a message of its session.
     pub(crate) fn hear(&self, node: &NodeName, session: SessionId, message: &EdgeMessage) {
         if !matches!(message, EdgeMessage::Accepted { .. } | EdgeMessage::Result(_) | EdgeMessage::State(_)) {
             return;

@@ -39,7 +39,7 @@ pub(crate) async fn dispatch_job_task(
     let remaining = || order.remaining.saturating_sub(begun.elapsed());
     let user = secrets.consent_for(SecretUser::Job(&order.job.name));
     let mut keys = Vec::with_capacity(order.plan.images.len());
-    // Whether a node that has each image whose key is withheld gets by without them.
+    // Whether the node needs none of the withheld keys if it already has those images.
     let mut may_need_none = true;
     let title = title(order);
     let (mut withheld, mut reason) = (Vec::new(), None);
@@ -91,9 +91,8 @@ pub(crate) async fn dispatch_job_task(
     send(&order.node, build_assign(order, keys, verification, remaining(), share_by_default), sessions)
 }
 
-/// Does the same as [`dispatch_job_task`] for a task of a NodeImage, whose node shares layers with its site if `share` says so,
-/// and which waits for no owner: what a secret does not
-/// give, another one may.
+/// Does the same as [`dispatch_job_task`] for a task of a NodeImage. `share` decides whether the node shares layers
+/// with its site. The task waits for no owner: another secret may give what one withholds.
 pub(crate) async fn dispatch_node_image_task(
     order: TagDispatch,
     secrets: &Secrets,

@@ -9,7 +9,7 @@
 //!  dropped                     dropped                  silent ──▶ dropped
 //! ```
 //!
-//! Only connections at work take a slot: those whose client keeps us busy. A client that falls silent in the middle of
+//! Only a connection at work takes a slot: one that keeps us busy. A client that falls silent in the middle of
 //! its handshake gives its slot back while others wait, and is one of the silent ones again. Slots go to the source that
 //! has the fewest.
 
@@ -31,7 +31,7 @@ use crate::edges::EdgeMetrics;
 pub(super) use heard::{Attention, HeardStream};
 use slots::{Slot, Slots};
 
-/// A connection whose ClientHello has arrived.
+/// A connection after its ClientHello has arrived.
 pub(super) type Arrived = StartHandshake<HeardStream<TcpStream>>;
 /// A connection after its TLS handshake.
 pub(super) type Secured = TlsStream<HeardStream<TcpStream>>;
@@ -41,7 +41,7 @@ const CONTENTION_CHECK: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Debug)]
 pub(super) struct Limits {
-    /// The most connections whose client is silent: before its ClientHello, or in the middle of its handshake.
+    /// The most connections with a silent client: before its ClientHello, or in the middle of its handshake.
     pub(super) silent: usize,
     /// The most connections that wait for a slot.
     pub(super) waiting: usize,

@@ -1,4 +1,4 @@
-//! Limits for log lines that anyone who reaches a port can cause, or whoever has one node's certificate.
+//! Limits for log lines that any client of a port can cause, or one with a single node's certificate.
 
 use parking_lot::Mutex;
 use prepull_api::task::NodeName;
@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 /// Lines per second, and at once.
 const LINES: (f64, f64) = (5.0, 50.0);
-/// Lines per second and at once about one node, however often it connects, renews, or has its tasks sent anew. An honest
+/// Lines per second and at once about one node, however often it connects, renews, or gets its tasks again. An honest
 /// edge that begins with 64 tasks on a link that breaks every few seconds has fewer.
 const NODE_LINES: (f64, f64) = (1.0, 200.0);
 /// The most nodes that are logged about at a time: as many as there are sessions.

@@ -39,7 +39,7 @@ prepull_program::metrics! {
 }
 
 impl EdgeMetrics {
-    /// Counts an edge that was told to come back later.
+    /// Counts an edge that we sent away for some time.
     pub(super) fn count_sent_away(&self, reason: &'static str) {
         self.sent_away.get_or_create(&ReasonLabel { reason }).inc();
     }

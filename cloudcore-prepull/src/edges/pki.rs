@@ -123,7 +123,7 @@ pub struct SignedCertificate {
     pub not_after: SystemTime,
 }
 
-/// The public key of a CSR whose sender has proved to hold the private key. The rest of the CSR is ignored.
+/// The public key of a CSR. The sender has proved that it holds the private key; the rest of the CSR is ignored.
 #[derive(Clone, Debug)]
 pub struct VerifiedCsr {
     key: SubjectPublicKeyInfo,
@@ -159,7 +159,7 @@ impl Authority {
     pub fn generate(now: SystemTime) -> Result<(Self, String), PkiError> {
         let key = KeyPair::generate()?;
         let mut params = certificate_params(now, now + CA_LIFE)?;
-        // A name of its own, so that whoever verifies need not try the keys of all CAs of the same name.
+        // A name of its own, so that a verifier needn't try the keys of all CAs of the same name.
         let mut name = [0; 4];
         SystemRandom::new().fill(&mut name).map_err(|_| PkiError::Random)?;
         let name = format!("cloudcore-prepull CA {}", prepull_api::enroll::hex(&name));
@@ -233,8 +233,8 @@ impl Authority {
         Ok(SignedCertificate { pem: certificate.pem(), not_after })
     }
 
-    /// Certifies the key of a CA that [`Self::generate`] has made, so that whoever trusts this one can verify what that
-    /// one signs. PEM.
+    /// Certifies the key of a CA that [`Self::generate`] has made: a client that trusts `self` can then verify what
+    /// `other` signs. PEM.
     fn certify(&self, other: &Self, now: SystemTime) -> Result<String, PkiError> {
         let unusable = || PkiError::Csr("the new CA's certificate cannot be read");
         let (_, certificate) = X509Certificate::from_der(&other.certificate).map_err(|_| unusable())?;

@@ -5,8 +5,8 @@
 //!                            └──watch──▶ view ──▶ handshake, live sessions
 //! ```
 //!
-//! The ConfigMap of a node settles whatever happens to it at the same time: every change is made to the version that is
-//! stored, or not at all. So a renewal comes either before a revocation, which ends what it issued, or after it, and is
+//! The ConfigMap of a node orders concurrent changes: a change applies to the stored version, or fails.
+//! So a renewal comes either before a revocation, which ends what it issued, or after it, and is
 //! refused; no clock decides that.
 
 mod alarm;
@@ -42,8 +42,8 @@ use writer::Writer;
 pub use alarm::RosterMetrics;
 pub(crate) use prepull_admission::records::record::{Admission, Change, HeldKey, Refusal};
 
-/// How long a Node that the watch has not told of is waited for before its edge is refused. Somebody who makes a Node
-/// starts its agent a moment later, and the watch is behind by what the API server takes to tell.
+/// How long we wait for the watch to show a Node before we refuse its edge: an agent may start a moment after its Node
+/// was made, and the watch lags behind.
 const NODE_PATIENCE: Duration = Duration::from_secs(2);
 /// Those that wait for a Node at a time: half of the slots of either port. Each has a valid certificate or token. The
 /// edges of many Nodes that were deleted are refused at once beyond it.
@@ -136,7 +136,7 @@ impl Roster {
         Some(id)
     }
 
-    /// Writes a ConfigMap again that somebody has deleted: nobody is let in again by that.
+    /// Writes a deleted ConfigMap again: deleting it must not readmit a revoked node.
     fn restore(&self, id: ShardId) {
         if self.shared.view.lose(id) {
             tracing::warn!(config_map = id.name(), "the record of nodes was deleted, and is written again");
@@ -199,7 +199,7 @@ impl Roster {
         Ok(())
     }
 
-    /// Records the key of a node that joins, or says why it may not.
+    /// Records the key of a node that joins, or refuses it.
     pub(crate) async fn join(
         &self,
         node: &NodeName,
@@ -216,7 +216,7 @@ impl Roster {
         recorded.await.inspect_err(|refusal| self.count(refusal.as_ref()))
     }
 
-    /// Records the key to which a node's certificate is renewed, or says why it is not.
+    /// Records the new key of a renewed certificate, or refuses it.
     pub(crate) async fn renew(
         &self,
         peer: &Peer,

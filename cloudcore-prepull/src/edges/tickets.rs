@@ -1,5 +1,5 @@
 //! The tickets by which the nodes of a site let each other read blobs. They are signed with a key that only this process
-//! has: each session tells its node by which key it knows them, and after a failover that is another one.
+//! has. Each session sends its node the public key; after a failover it is another one.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -11,8 +11,8 @@ use prepull_engine::sites::{Direction, Directions};
 use ring::rand::SystemRandom;
 use ring::signature::{Ed25519KeyPair, KeyPair};
 
-/// How long a ticket is good for: a node asks with it at once, and once more when the connection breaks. Whoever steals a
-/// node with its key may read for that long what the node was to have anyway.
+/// How long a ticket is good for: a node asks with it at once, and once more when the connection breaks. The thief
+/// of a node and its key can read for that long, and only blobs that the node was assigned.
 const LIFETIME: Duration = Duration::from_secs(600);
 
 /// The key that signs. `None` where the machine has no randomness for one: then nothing is shared.
@@ -38,7 +38,7 @@ impl Tickets {
         Some(TicketTerms { key, now: since_1970(now) })
     }
 
-    /// What a node is told, with a ticket for each neighbour. `None` if nothing can be signed.
+    /// The message with a node's sources and a ticket for each neighbour. `None` if nothing can be signed.
     pub(crate) fn issue(&self, directions: Directions, now: SystemTime) -> Option<(NodeName, CloudMessage)> {
         let key = self.0.as_ref()?;
         let Directions { node: reader, task, blobs } = directions;

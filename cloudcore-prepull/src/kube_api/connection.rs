@@ -38,10 +38,10 @@ const UNUSED_FOR: Duration = Duration::from_secs(20);
 
 type Service = BoxService<Request<Body>, Response<Incoming>, BoxError>;
 
-/// The layers that [`ClientBuilder::try_from`] would make, on connections whose sockets we can set up.
+/// The layers that [`ClientBuilder::try_from`] would make, on connections with our own socket options.
 pub(super) fn client_builder(config: Config) -> Result<ClientBuilder<Service>, Error> {
     if config.proxy_url.is_some() {
-        // We support no proxy; kube's error says which one was asked for.
+        // We support no proxy; kube's error names the configured one.
         ClientBuilder::try_from(config.clone())?;
     }
     let mut connector = TimeoutConnector::new(config.rustls_https_connector_with_connector(tcp())?);

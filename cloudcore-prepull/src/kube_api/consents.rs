@@ -13,8 +13,8 @@ use crate::kube_api::secrets::Secrets;
 /// Time between two looks at these secrets. A person who has just annotated one watches for the effect.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// Looks at the secrets that jobs wait for, and tells the engine of each that a job may use now. Nothing else that happens
-/// to a secret reaches the job, whose author may not know that there is one.
+/// Reads the secrets that jobs wait for, and sends the engine each one that a job may use now. Nothing else about a
+/// secret reaches the job: its author may not know that the secret exists.
 pub(crate) async fn watch_for_consents(secrets: Secrets, inputs: mpsc::Sender<Input>) {
     loop {
         tokio::time::sleep(LOOK).await;

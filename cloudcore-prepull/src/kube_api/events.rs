@@ -33,7 +33,7 @@ const NAME_PART: usize = 200;
 
 /// Burst and rate per second of events about successful pulls of single nodes: a fleet that succeeds must not flood etcd.
 const SUCCESSES: (f64, f64) = (50.0, 1.0);
-/// Burst and rate per second of events about failed pulls of single nodes, which somebody may be looking for.
+/// Burst and rate per second of events about failed pulls of single nodes: operators look for these.
 const FAILURES: (f64, f64) = (100.0, 5.0);
 
 type Bucket = TokenBucket<Instant>;
@@ -54,7 +54,7 @@ impl Events {
         Self { queue, successes: bucket(SUCCESSES), failures: bucket(FAILURES) }
     }
 
-    /// Queues an event. Those of single images on single nodes are dropped beyond a rate: the status says the same.
+    /// Queues an event. Those of single images on single nodes are dropped beyond a rate: the status has them too.
     pub(crate) fn send(&self, event: ObjectEvent) {
         let ObjectEvent { kind, object, warning, reason, note } = &event;
         match (kind, warning) {

@@ -1,4 +1,4 @@
-//! An API server for unit tests, which answers what the test says.
+//! An API server for unit tests, with scripted answers.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 /// Methods and targets of the requests so far.
 pub(crate) type Requests = Arc<Mutex<Vec<String>>>;
 
-/// A client whose requests get these answers, each by its method and its target. An answer with a `code` has that status.
+/// A client that gets these answers, each by its method and target. An answer with a `code` has that status.
 pub(crate) fn answering(answer: impl Fn(&str) -> Value + Send + Sync + 'static) -> (Client, Requests) {
     let requests = Requests::default();
     let (seen, answer) = (Arc::clone(&requests), Arc::new(answer));

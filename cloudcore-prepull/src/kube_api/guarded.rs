@@ -1,4 +1,4 @@
-//! Objects of a list or a watch, of which one that cannot be read stops none of the others.
+//! Objects of a list or a watch, parsed one by one: an unreadable object doesn't stop the others.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Resource, ResourceExt};

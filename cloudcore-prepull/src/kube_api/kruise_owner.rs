@@ -21,7 +21,7 @@ pub(crate) enum Refusal {
     )]
     Foreign {
         name: String,
-        /// What the definition says about its origin; may be empty.
+        /// The Helm release of the definition; may be empty.
         hint: String,
     },
     #[error(

@@ -1,4 +1,4 @@
-//! The watches of Kruise's objects and of pods, whose events are turned into the engine's inputs.
+//! The watches of Kruise's objects and of pods. Their events become inputs of the engine.
 
 use std::fmt::Debug;
 

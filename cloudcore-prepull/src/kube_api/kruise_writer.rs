@@ -1,7 +1,7 @@
 //! The writer of Kruise's objects. When to write, and what, the engine decides; nothing is retried here.
 //!
 //! A write of a NodeImage names the version that it replaces, because people edit NodeImages by hand and none of their
-//! edits may be lost. A write of a job's status names it as well: one whose answer did not come may still be made, after
+//! edits may be lost. A write of a job's status names it as well: one that timed out may still reach the server after
 //! the final status has been written. Only the specs of a list's jobs are written over any version.
 
 use std::collections::HashMap;
@@ -116,7 +116,7 @@ impl Writer {
         };
         match Failure::of(&error) {
             Failure::Other => return Err(error),
-            // A failed test, or a definition that does not accept what was written: only the message says which.
+            // A failed test, or a definition that does not accept what was written: only the message differs.
             Failure::Invalid => warn!(node = name, %error, "the API server refused the NodeImage"),
             Failure::NotFound | Failure::Conflict => {}
         }

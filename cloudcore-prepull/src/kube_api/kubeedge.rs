@@ -1,8 +1,8 @@
 //! KubeEdge beside us: its TaskManager and its controller-manager serve ImagePrePullJobs too. Two controllers would
 //! overwrite each other's statuses, and pull each image twice.
 //!
-//! While KubeEdge is set up to serve them, nothing is served here: see [`find_obstacle`]. What a job says of itself
-//! concerns that job alone, since whoever may create jobs may write it: see [`has_begun`].
+//! While KubeEdge is set up to serve them, nothing is served here: see [`find_obstacle`]. The marks in a job
+//! concern that job alone, since every author of jobs can write them: see [`has_begun`].
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -46,8 +46,8 @@ where
     }
 }
 
-/// Whether KubeEdge has begun with this job, and we have not. It is left alone, whatever became of it: a job that has ended
-/// would otherwise be carried out once more.
+/// Whether KubeEdge has begun with this job, and we have not. We leave such a job alone even after it has ended:
+/// otherwise we would carry it out once more.
 pub(super) fn has_begun(job: &Value) -> bool {
     let status = &job["status"];
     let is_ours = ["startTime", "observedGeneration"].iter().any(|field| !status[*field].is_null());

@@ -28,9 +28,9 @@ const LABEL: &str = "prepull.kubeedge.io/leader";
 /// When a Deployment has one pod too many, it deletes the one that costs least: not the leader, so that an update moves the
 /// leadership once.
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
-/// How often the leader looks for the label: somebody may have changed it by hand, or copied a pod with it.
+/// How often the leader checks the label: a user may have changed it by hand, or copied a pod with it.
 const PERIOD: Duration = Duration::from_secs(5);
-/// The limit of one look and of what follows from it, which take milliseconds. After that they begin anew.
+/// The limit for one check and its patches, which take milliseconds. After that we start over.
 const LIMIT: Duration = Duration::from_secs(5);
 /// How long the end of a leader waits for the label to go. Its successor takes it away in any case.
 const HIDE_LIMIT: Duration = Duration::from_secs(1);
@@ -62,8 +62,8 @@ struct Outcome {
 }
 
 impl LeaderLabel {
-    /// Takes the label from the pod of this process, whose container may have led before it was restarted. Outside of a
-    /// pod there is nothing to mark.
+    /// Takes the label from our pod: its container may have led before it was restarted. Outside of a pod this does
+    /// nothing.
     pub(crate) fn start(client: Client, namespace: &str, pod: Option<String>) -> Self {
         let Some(pod) = pod else { return Self(None) };
         let (wish, wishes) = watch::channel(Wish { number: 1, leader: None });
@@ -123,7 +123,7 @@ struct Marker {
 }
 
 impl Marker {
-    /// Keeps the label as wished, until nobody can wish any more.
+    /// Keeps the label as wished until all senders of wishes are dropped.
     async fn run(self, mut wishes: watch::Receiver<Wish>, outcomes: watch::Sender<Outcome>) {
         let mut retry = RETRY;
         loop {
@@ -178,14 +178,14 @@ impl Marker {
     async fn patch(&self, client: &Client, pod: &str, leads: bool) -> Result<(), Error> {
         let pods = Api::<Pod>::namespaced(client.clone(), &self.namespace);
         match pods.patch_metadata(pod, &patch_params(), &Patch::Merge(marks(leads))).await {
-            // It has been deleted meanwhile, and its label with it. Of its own a process would not notice.
+            // The pod was deleted, and its label with it. If it is our own, this process is about to end.
             Err(Error::Api(answer)) if answer.code == 404 => Ok(()),
             patched => patched.map(drop),
         }
     }
 }
 
-/// The pods whose label has to change, and how: its own first, since edges wait for it.
+/// Pods with a wrong label, and the right one: our own first, since edges wait for it.
 fn changes<'a>(labelled: &'a [String], own: &'a str) -> Vec<(&'a str, bool)> {
     let others = labelled.iter().map(String::as_str).filter(|pod| *pod != own).map(|pod| (pod, false));
     let own = (!labelled.iter().any(|pod| pod == own)).then_some((own, true));

@@ -1,4 +1,4 @@
-//! Writes of one object under its UID: the JSON patch, the deletion, their deadline, and what their failure says.
+//! Writes of one object under its UID: the JSON patch, the deletion, their deadline, and the kinds of failure.
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -54,7 +54,7 @@ impl WriteError {
     }
 }
 
-/// What a failed write says about its object. The names are those of Kubernetes' status reasons.
+/// The state of the object by a failed write. The names are those of Kubernetes' status reasons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
     NotFound,
@@ -62,7 +62,7 @@ pub(super) enum Failure {
     Conflict,
     /// A test of the patch failed, or the definition does not accept the content.
     Invalid,
-    /// It says nothing: the kind is not served, a right is missing, or the API server is in trouble.
+    /// Unknown: the kind is not served, a right is missing, or the API server is in trouble.
     Other,
 }
 
@@ -116,7 +116,7 @@ fn operations(target: Target, values: impl IntoIterator<Item = (&'static str, Va
     Value::Array(operations)
 }
 
-/// Deletes the object, whatever its version. Succeeds if it is gone already.
+/// Deletes the object at any version. Succeeds if it is gone already.
 pub(super) async fn delete<K>(api: &Api<K>, name: &str, uid: &str) -> Result<(), Error>
 where
     K: Clone + DeserializeOwned + Debug,

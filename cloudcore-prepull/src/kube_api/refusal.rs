@@ -1,4 +1,4 @@
-//! Requests that the API server refuses until somebody acts: the problem with its remedy, and a log that does not
+//! Requests that the API server refuses until an operator acts: the problem with its remedy, and a log that does not
 //! repeat it every few seconds.
 
 use std::collections::HashMap;
@@ -87,7 +87,7 @@ fn missing_right(answer: &Status) -> Option<&str> {
 pub(crate) struct FailureLog(Mutex<HashMap<&'static str, (Instant, String)>>);
 
 impl FailureLog {
-    /// Logs one failure. `problem` is what [`explain`] says about it; `operation` is what was tried, such as `read`.
+    /// Logs one failure. `problem` is the result of [`explain`], `operation` a verb such as `read`.
     pub(crate) fn record(
         &self,
         operation: &'static str,

@@ -25,8 +25,8 @@ const FOUND_TTL: Duration = Duration::from_secs(5);
 const ABSENT_TTL: Duration = Duration::from_secs(1);
 /// Requests under way. One secret takes one of them at most, however many nodes wait for it.
 const REQUESTS: usize = 64;
-/// The time for all tries to read one secret. Whoever needs it holds the slot of a node meanwhile; after that the engine
-/// tries again, and less and less often.
+/// The time for all tries to read one secret. A dispatch that waits for it holds the slot of a node; after that the
+/// engine tries again, and less and less often.
 const READ_LIMIT: Duration = Duration::from_secs(5);
 /// The waits between two tries.
 const RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(1));
@@ -42,7 +42,7 @@ pub(crate) struct Secrets {
     withheld: Arc<Withheld>,
 }
 
-/// One secret: whoever asks while it is read waits for the same answer.
+/// One secret: callers that ask while it is read wait for the same answer.
 type Slot = Arc<Mutex<Option<(Instant, SecretLookup)>>>;
 
 impl Secrets {
@@ -63,13 +63,12 @@ impl Secrets {
         self.requires_consent.then_some(user)
     }
 
-    /// Those that serve nobody for now.
+    /// Secrets that are of no use for now.
     pub(crate) fn withheld(&self) -> &Withheld {
         &self.withheld
     }
 
-    /// Reads the secret once, whatever is known of it; `None` where the API server fails. What was read is what
-    /// [`Self::get`] returns next.
+    /// Reads the secret once, past the cache; `None` if the API server fails. [`Self::get`] returns the result next.
     pub(crate) async fn look_again(&self, secret: &SecretRef) -> Option<SecretLookup> {
         let slot = self.slot(secret).await;
         let mut answer = slot.lock().await;
@@ -78,9 +77,10 @@ impl Secrets {
         Some(lookup)
     }
 
-    /// The secret, or the reason why there is none. That is final unless it is [`SecretLookup::Error`], which says that
-    /// the API server has failed for some seconds. Dropping the future loses nothing.
-    /// `user`: who needs the consent of its owner. That it is not given is remembered as shortly as that there is no secret.
+    /// The secret, or the reason why there is none. That is final unless it is [`SecretLookup::Error`]: then the
+    /// API server has failed for some seconds. Dropping the future loses nothing.
+    ///
+    /// `user` needs the consent of the secret's owner. We remember a missing consent as briefly as a missing secret.
     pub(crate) async fn get(&self, secret: &SecretRef, user: Option<SecretUser<'_>>) -> SecretLookup {
         let slot = self.slot(secret).await;
         let mut answer = slot.lock().await;

@@ -1,4 +1,4 @@
-//! The only writer of the status of ImagePrePullJobs and of their reports; deletes jobs whose TTL is over.
+//! The only writer of the status of ImagePrePullJobs and of their reports; deletes jobs after their TTL.
 //!
 //! Every write names the version of the object that it replaces: another writer, such as a deposed leader that has not
 //! noticed yet, cannot undo it, and cannot be undone by it without notice. A status is replaced by a JSON patch, a report
@@ -64,7 +64,7 @@ struct Other {
 }
 
 impl Writer {
-    /// Writes with the rights of this client. A job whose writes are refused for good gets an event.
+    /// Writes with the rights of this client. A job gets an event if its writes are refused for good.
     pub(crate) fn new(client: Client, events: Events) -> Self {
         Self { client, refused: Refused::new(events) }
     }
@@ -107,7 +107,7 @@ impl Writer {
         match (Failure::of(&error), content) {
             (Failure::Other, _) => return Err(error),
             (Failure::NotFound, Content::Status(_)) => {}
-            // A report that somebody deleted or that this process did not know, or another version.
+            // The report was deleted, or unknown to this process, or the version has changed.
             _ => {
                 if let Some(Other { version, edited }) = self.reread(job, name, content).await? {
                     let stored = self.write_once(job, name, version.as_deref(), content).await?;
@@ -146,7 +146,7 @@ impl Writer {
         }
     }
 
-    /// Drops what is known about a job of which nothing more is written.
+    /// Forgets a job after its last write.
     pub(crate) fn forget(&self, job: &JobUid) {
         self.refused.forget(job);
     }

@@ -17,7 +17,7 @@ use crate::kube_api::kubeedge;
 #[derive(Clone, Debug)]
 pub(crate) struct StoredJob {
     pub(crate) job: JobObject,
-    /// Whether KubeEdge has begun with it: it is not ours, then, and what its status says is not for us to read.
+    /// Whether KubeEdge has begun with it: then it isn't ours, and we don't read its status.
     pub(crate) is_kubeedges: bool,
 }
 

@@ -1,7 +1,7 @@
-//! The watches of jobs and nodes, whose events become inputs of the engine; and the loop of every watch.
+//! The watches of jobs and nodes, which feed the engine, and the loop of every watch.
 //!
-//! After a watch has broken (410, a restart of the API server) all objects are listed again; the engine finds by
-//! comparison what was deleted meanwhile. Errors are logged and retried with backoff; they never end the stream.
+//! After a watch has broken (410, a restart of the API server) all objects are listed again; the engine compares
+//! them to find deleted ones. Errors are logged and retried with backoff; they never end the stream.
 
 use std::collections::HashSet;
 
@@ -29,7 +29,7 @@ use crate::kube_api::stored_job::StoredJob;
 const LEFT_TO_KUBEEDGE: &str = "LeftToKubeEdge";
 
 /// Seconds that a watch lasts before it is begun again, where the last one ended. One that is silent for 5 s longer has
-/// lost its connection: the API server says nothing else for minutes when nothing changes.
+/// lost its connection: without changes the API server sends nothing for minutes.
 const WATCH_SECONDS: u32 = 30;
 
 /// Jobs in one answer: an old one may have 250 KiB until it is read, when little of it is kept.
@@ -57,8 +57,8 @@ pub(crate) async fn nodes(client: Client, inputs: mpsc::Sender<engine::Input>) {
     .await;
 }
 
-/// Watches all jobs for ever. A job that cannot be parsed does not stop the others. One that KubeEdge has begun is not
-/// there; an event says so.
+/// Watches all jobs for ever. A job that cannot be parsed does not stop the others. One that KubeEdge has begun is left
+/// out, with an event on it.
 pub(crate) async fn jobs(client: Client, events: Events, inputs: mpsc::Sender<engine::Input>) {
     let mut left = LeftJobs { events, noticed: HashSet::new() };
     let stored = watcher(Api::<StoredJob>::all(client), config().page_size(JOBS_IN_PAGE)).default_backoff();
@@ -78,7 +78,7 @@ pub(crate) async fn jobs(client: Client, events: Events, inputs: mpsc::Sender<en
 
 struct LeftJobs {
     events: Events,
-    /// The UIDs of those that an event has told of.
+    /// The UIDs of jobs that already have the event.
     noticed: HashSet<String>,
 }
 
@@ -126,7 +126,7 @@ fn uid_of(job: &JobObject) -> JobUid {
     JobUid(rest_of(job).metadata.uid.clone().unwrap_or_default())
 }
 
-/// Watches the metadata of all reports for ever, to notice those that somebody deletes.
+/// Watches the metadata of all reports for ever, to notice deletions by users.
 pub(crate) async fn reports(client: Client, inputs: mpsc::Sender<engine::Input>) {
     // A list from the API server's cache: what it may lack is written once more in vain, and the store is spared the
     // reading of every report.
@@ -154,7 +154,7 @@ pub(crate) struct Watched<T, I> {
     /// For an object that was created or changed.
     pub(crate) one: fn(T) -> I,
     pub(crate) gone: fn(&T) -> I,
-    /// For the beginning of a list, which may take a while: where it matters what was written meanwhile.
+    /// For the start of a list. A list may take a while, and some receivers must know what was written during it.
     pub(crate) begins: Option<fn() -> I>,
 }
 
@@ -177,7 +177,7 @@ pub(crate) async fn follow<K, T, I>(
     follow_events::<K, _, _, _>(watcher(api, config).default_backoff(), inputs, read, watched).await;
 }
 
-/// Follows the events of a watch for objects of the kind `K`, of which each has the form `O`.
+/// Follows the events of a watch for objects of the kind `K`, each parsed as `O`.
 async fn follow_events<K, O, T, I>(
     events: impl Stream<Item = watcher::Result<Event<O>>>,
     inputs: mpsc::Sender<engine::Input>,
@@ -216,7 +216,7 @@ async fn follow_events<K, O, T, I>(
     }
 }
 
-/// What keeps a watch from being started again until somebody acts.
+/// The problem that keeps a watch from starting until an operator acts.
 pub(crate) fn lasting_problem<K: kube::Resource<DynamicType = ()>>(error: &watcher::Error) -> Option<String> {
     match error {
         watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error) => {

@@ -1,5 +1,5 @@
-//! Secrets that serve nobody for now: what is wrong with them goes to the log, and jobs that wait for the owner of one
-//! are told when that has allowed them.
+//! Secrets that are of no use for now. Their problems go to the log. A job that waits for an owner's consent goes on
+//! as soon as the secret has it.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -9,12 +9,12 @@ use prepull_api::overriders::SecretRef;
 use prepull_api::task::JobUid;
 use tracing::warn;
 
-/// Jobs and secrets that are looked at. Each secret is one request in two seconds. Whoever makes jobs for more of them gains
-/// nothing: the nodes of any further job try again by themselves, within a minute.
+/// Pairs of job and secret that we check. Each secret is one request in two seconds. Making more jobs gains nothing:
+/// the nodes of any further job try again by themselves, within a minute.
 const WAITS: usize = 64;
-/// A job whose nodes have not asked for a secret for so long does not wait any more: they ask once a minute.
+/// A job stops waiting for a secret after its nodes have not asked for so long: they ask once a minute.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(120);
-/// What is logged once in a minute, in different words, at most: as much as somebody reads.
+/// Upper bound on distinct lines a minute: as many as a person reads.
 const LINES: usize = 256;
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -43,7 +43,7 @@ impl Withheld {
         }
     }
 
-    /// Logs what is wrong with the secrets of somebody, each once a minute however many nodes need them.
+    /// Logs the problems with a user's secrets, each once a minute however many nodes need them.
     pub(crate) fn log(&self, user: &str, details: &[String], now: Instant) {
         for detail in details {
             if self.is_due(&format!("{user} {detail}"), now) {

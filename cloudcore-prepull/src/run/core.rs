@@ -120,7 +120,7 @@ impl Core {
                     error!(%ended, "this replica cannot go on");
                     return Err(ended.into());
                 }
-                // Some milliseconds for 10,000 nodes; whoever asks waits for the answer before the next question.
+                // Some milliseconds for 10,000 nodes; each client waits for the answer before its next question.
                 Some(ask) = self.asked.recv() => {
                     self.answer(ask, now);
                     continue;
@@ -205,7 +205,7 @@ impl Core {
         self.engine.handle(input, now);
     }
 
-    /// Passes on a task that has ended, for its trace. One whose result is told again has ended already.
+    /// Passes on a task that has ended, for its trace. A repeated result is of a task that has ended already.
     fn trace(&self, node: &NodeName, result: &TaskResult, arrived: Timestamp) {
         let Some(traces) = &self.traces else { return };
         if let Some(known) = self.engine.task_in_hand(node, &result.task) {

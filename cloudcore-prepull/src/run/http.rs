@@ -25,7 +25,7 @@ use crate::run::metrics::Metrics;
 use access::Access;
 pub(crate) use certificate::CertificateFiles;
 
-/// Connections at a time, of probes and collectors, and of whoever else there is in the network.
+/// Connections at a time, of probes, collectors, and any other client in the network.
 const CONNECTIONS: usize = 256;
 
 /// The outcome of the check of definitions, rights and KubeEdge, which leader and standby make before they are of use.

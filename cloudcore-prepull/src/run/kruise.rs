@@ -18,7 +18,7 @@ use crate::edges::dispatch::dispatch_node_image_task;
 use crate::kube_api::{kruise_owner, kruise_watch};
 use crate::run::http::Readiness;
 
-/// Between two checks whether Kruise's kinds are ours to serve by now. Whoever applies what is missing waits for it.
+/// The time between two checks whether Kruise's kinds are ours by now. The user who applies them waits for it.
 const RECHECK: Duration = Duration::from_secs(5);
 
 /// Whether Kruise's API is served. Where it is asked for, and its kinds are not ours to serve, ImagePrePullJobs are served
@@ -29,8 +29,8 @@ pub(super) struct KruiseGate {
 }
 
 impl KruiseGate {
-    /// Checks whose the kinds are. If they are not ours, that is logged, and is part of the answer of /readyz; it is
-    /// checked again, and `shutdown` is cancelled once they are, for a start with Kruise's API.
+    /// Checks whether the kinds are ours. If not, we log it, show it in /readyz, and check again. Once they are, we
+    /// cancel `shutdown`, for a start with Kruise's API.
     pub(super) async fn open(
         args: &RunArgs,
         client: &Client,
@@ -61,7 +61,7 @@ impl KruiseGate {
                         None => break,
                     }
                 }
-                info!("OpenKruise's API can be served now: the work begins anew, with it");
+                info!("OpenKruise's API can be served now: the work starts over with it");
                 opened.cancel();
                 stop.cancel();
             };

@@ -62,7 +62,8 @@ struct JobPhaseLabel {
 const BUILD: Build = Build { version: env!("CARGO_PKG_VERSION") };
 /// Upper bounds in seconds of a write to the API server, which gives up after a minute.
 const WRITE_BUCKETS: [f64; 9] = [0.005, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0, 15.0, 60.0];
-/// The most jobs whose nodes are counted: each has five series. Those with the first names, so that they stay the same.
+/// The most jobs with series about their nodes, five each. We take those with the first names, so that they stay the
+/// same.
 const MAX_JOBS: usize = 100;
 
 prepull_program::metrics! {
@@ -180,7 +181,7 @@ impl Metrics {
         }
     }
 
-    /// Counts what the result of a task says of its images, for edges that nobody can scrape.
+    /// Counts the images of a task's result, because edges behind NAT can't be scraped.
     fn count_images(&self, images: &[ImageResult]) {
         let began = |image: &ImageResult| Some(image.ended?.saturating_sub(image.took?));
         if let Some(first) = images.iter().filter_map(began).min() {

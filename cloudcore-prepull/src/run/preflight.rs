@@ -75,8 +75,8 @@ impl Preflight {
         }
     }
 
-    /// Looks at the definitions for as long as the leader works. Ends `part` when they are those of an earlier release;
-    /// whether it has, [`Self::has_stopped`] says.
+    /// Checks the definitions for as long as the leader works. Ends `part` when they are those of an earlier release;
+    /// [`Self::has_stopped`] returns whether it has.
     pub(super) async fn stop_on_older_definitions(&self, part: CancellationToken) {
         loop {
             tokio::time::sleep(DEFINITIONS_PERIOD).await;
@@ -163,7 +163,7 @@ async fn find_older_definitions(client: &Client) -> Option<Problem> {
     find_obstacle("the definitions cannot be read", definitions::find_obstacle(client)).await
 }
 
-/// What a look has found. What cannot be found out now, as `unknown` says, is found out at the next check.
+/// The obstacle that `look` finds. If `look` fails, `unknown` describes the problem, which lasts until the next check.
 async fn find_obstacle(
     unknown: &str,
     look: impl Future<Output = Result<Option<String>, kube::Error>>,
@@ -178,7 +178,7 @@ async fn find_obstacle(
 
 struct Problem {
     text: String,
-    /// Whether it lasts until somebody acts.
+    /// Whether it lasts until an operator acts.
     lasts: bool,
 }
 

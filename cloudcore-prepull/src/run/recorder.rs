@@ -50,8 +50,8 @@ impl RecordFile {
     }
 }
 
-/// Writes a recording on a thread of its own. Where that cannot go on it says so once, and the recording ends: one with
-/// a hole in it could not be played.
+/// Writes a recording on a thread of its own. If a write fails, we log it once and end the recording: one with a hole
+/// in it could not be played.
 pub(super) struct Recorder {
     path: PathBuf,
     lines: Option<SyncSender<Vec<u8>>>,

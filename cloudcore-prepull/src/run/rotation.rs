@@ -20,9 +20,9 @@ use crate::edges::pki::{CaSet, PkiError, ServerIdentity};
 use crate::edges::tunnel::Sessions;
 use crate::kube_api::refusal::{FailureLog, explain};
 
-/// The time between two looks at the Secret or the files. Whoever rotates waits for it; it is one small read.
+/// The time between two looks at the Secret or the files: one small read each. The operator who rotates waits for it.
 const PERIOD: Duration = Duration::from_secs(2);
-/// How often the ConfigMap is read when it has nothing new to say: somebody may have changed or deleted it.
+/// How often the ConfigMap is read when we have nothing new to publish: a user may have changed or deleted it.
 const CHECK_PUBLISHED: Duration = Duration::from_secs(30);
 /// The time between two writes of the ConfigMap for numbers alone.
 const PUBLISH_NUMBERS: Duration = Duration::from_secs(5);
@@ -55,8 +55,8 @@ pub(super) struct RotationKeeper {
 pub(super) type LastPublished = Option<(Published, Instant)>;
 
 impl RotationKeeper {
-    /// Publishes the CAs before edges are served: whoever waits for the ports may make a token at once. Returns when the
-    /// leader began to serve, and what was published.
+    /// Publishes the CAs before edges are served: a script may wait for the ports and then make a token at once.
+    /// Returns when the leader began to serve, and what was published.
     pub(super) async fn begin(&self) -> (Instant, LastPublished) {
         let mut last = None;
         self.look(Duration::ZERO, &mut last).await;
@@ -103,7 +103,7 @@ impl RotationKeeper {
         served: Duration,
     ) -> Result<Option<Progress>, PkiError> {
         let Some(mut stored) = read.read().await? else {
-            // Somebody has deleted it. What is in use stays in use; the next leader would make another CA.
+            // The Secret was deleted. Keep the CAs that are in use; the next leader would make another one.
             let text =
                 "the Secret prepull-ca is gone: restore it from a backup, or every edge has to join again";
             if self.log.is_due("read", text, Instant::now()) {
@@ -112,7 +112,7 @@ impl RotationKeeper {
             return Ok(None);
         };
         let now = SystemTime::now();
-        // Only what this process already serves with: the edges have been told of it.
+        // Only if this process already serves with these CAs, so that the edges know them.
         let is_served = self.identity.cas().is_same(&stored.rotation.set);
         let due = stored.rotation.due(census, served, self.old_life, now).filter(|_| is_served);
         if let Some(due) = due {

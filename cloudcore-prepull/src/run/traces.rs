@@ -1,5 +1,5 @@
-//! Traces of tasks, for an OpenTelemetry collector (`--otlp-endpoint`). The edges are asked for nothing, and need no way to a
-//! collector: their results say when each image began and ended, of which the leader makes the spans.
+//! Traces of tasks, for an OpenTelemetry collector (`--otlp-endpoint`). Edges need no connection to the collector: the
+//! leader makes the spans from the times in their results.
 //!
 //! ```text
 //!  Core ─ EndedTask ─▶ Traces ─ spans ─▶ queue ─▶ send ─▶ collector

@@ -1,4 +1,4 @@
-//! How the images would be downloaded: what the plan shows of cap, windows, pin and signatures.
+//! The plan's section on downloads: rate cap, windows, pin and signatures.
 
 use prepull_api::credentials::SecretUser;
 use prepull_api::download::VerificationMode;
@@ -41,7 +41,7 @@ pub(super) struct VerifyReport {
     pub(super) error: Option<String>,
 }
 
-/// `None` where the job says nothing of it.
+/// `None` if the job doesn't set it.
 pub(super) fn report(
     policy: &DownloadPolicy,
     known: Option<&Secrets>,
@@ -82,7 +82,7 @@ fn verify_report(
     }
 }
 
-/// One line for each thing that the job says, for people.
+/// One line for people per setting of the job.
 pub(super) fn lines(report: &DownloadReport) -> Vec<String> {
     let DownloadReport { max_rate, windows, window_jitter, pin, verify, share_within_site, max_site_rate } =
         report;

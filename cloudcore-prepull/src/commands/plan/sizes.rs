@@ -1,4 +1,4 @@
-//! What each node would download and need on its disk, by the manifests of the registries.
+//! Download and disk sizes of each node, from the manifests of the registries.
 //!
 //! ```text
 //! keys of the images, platforms of the nodes ─▶ questions, each once ─▶ ask ─▶ layers ─▶ sizes of images and of nodes
@@ -189,7 +189,7 @@ impl Sizes {
     }
 }
 
-/// What to ask about an image; `None` if no node fetches anything of it. An error says why there is nothing to ask with.
+/// The question about an image; `None` if no node fetches anything of it. Fails if its credentials are missing.
 fn question(image: &Keyed<'_>) -> Result<Option<Question>, String> {
     let Keyed { planned, resolved } = image;
     let credentials = match resolved.as_ref().map(|resolved| &resolved.key) {

@@ -126,7 +126,7 @@ fn site_rows(sites: &[SiteReport]) -> Vec<Vec<String>> {
     [header].into_iter().chain(sites.iter().map(row)).collect()
 }
 
-/// Bytes of images, of which so many are not counted.
+/// Bytes of images; `unknown_images` of them have no known size.
 fn human_of(bytes: u64, unknown_images: usize) -> String {
     match (unknown_images, bytes) {
         (0, _) => human(bytes),

@@ -669,7 +669,7 @@ async fn sites_are_listed_and_a_node_without_one_is_a_warning_where_nodes_share(
     assert!(!json.contains("\"sites\""), "{json}");
 }
 
-/// Whoever copies an example must not have to mend it first.
+/// Users copy the examples, so each of them must work as it is.
 #[test]
 fn every_sample_and_every_example_of_the_documentation_is_a_valid_job() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

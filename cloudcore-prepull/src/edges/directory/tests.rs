@@ -67,7 +67,7 @@ fn names(list: &EdgeList) -> Vec<&str> {
     list.items.iter().map(|edge| edge.name.as_str()).collect()
 }
 
-/// What is told of the one edge of the list.
+/// The only edge of the list.
 fn only(list: EdgeList) -> Edge {
     let [edge]: [Edge; 1] = list.items.try_into().unwrap();
     edge

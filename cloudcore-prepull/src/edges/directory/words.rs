@@ -8,7 +8,7 @@ use prepull_engine::shared::shelf::Shelf;
 
 use super::{Disk, State};
 
-/// The most characters that are kept of what an edge says in a word or two: a message may have a million.
+/// Upper bound on the characters of a short text from an edge: a message may have a million.
 const MAX_WORD: usize = 128;
 /// Fewer words than these are not worth a sweep.
 const MIN_SWEEP: usize = 64;
@@ -51,7 +51,7 @@ mod tests {
         let first = words.keep("containerd 1.7.24");
         assert!(Arc::ptr_eq(&first, &words.keep("containerd 1.7.24")));
         for n in 0..10_000 {
-            // An edge that says something else each time.
+            // An edge that sends another text each time.
             words.keep(&n.to_string());
         }
         assert!(words.0.len() <= MIN_SWEEP, "{}", words.0.len());

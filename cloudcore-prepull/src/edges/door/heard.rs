@@ -7,8 +7,8 @@ use std::time::Duration;
 use prepull_tunnel::{ObservedStream, Observer};
 use tokio::time::Instant;
 
-/// Whose turn it is on a connection, the client's or ours, and since when it is the client's. Clones share it.
-/// The client is heard through the stream that one of them observes.
+/// The turn on a connection: ours, or the client's since some time. Clones share it.
+/// One of them observes the stream to hear the client.
 #[derive(Clone, Debug)]
 pub(in crate::edges) struct Attention(Arc<State>);
 
@@ -41,7 +41,7 @@ impl Attention {
         self.0.busy.load(Ordering::Relaxed) > 0
     }
 
-    /// Says that it is our turn, until the guard is dropped.
+    /// Makes it our turn until the guard is dropped.
     pub(in crate::edges) fn busy(&self) -> Busy {
         self.0.busy.fetch_add(1, Ordering::Relaxed);
         Busy(self.clone())

@@ -1,4 +1,4 @@
-//! How often certificates are issued: each one is recorded, and so costs a write at the API server.
+//! Rate limits for issuing certificates: each one is recorded, which costs a write at the API server.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ const OF_ALL: (f64, f64) = (1000.0, 200.0);
 /// The most nodes that are remembered: more than can renew, at the pace of all, before the first one's bucket is full.
 const MAX_NODES: usize = 65_536;
 
-/// Says who may have a certificate now.
+/// Decides which node may have a certificate now.
 #[derive(Debug)]
 pub(super) struct IssueRate(Mutex<Buckets>);
 

@@ -128,7 +128,7 @@ impl Routes {
             Scope::Node(_) => Admission::Node { after_revocation },
         };
         let (issued, key) = self.sign(&csr, &node, form, now)?;
-        // Recorded before it is sent: what was sent and not recorded could not be told from a stolen key.
+        // Record the key before we send the certificate: an unrecorded key looks like a stolen one.
         self.roster.join(&node, by, key).await.map_err(|refusal| self.deny(&node, refusal))?;
         self.issue_rate.count_join(&node, Instant::now());
         if self.node_log.allows(&node, Instant::now()) {
@@ -202,7 +202,7 @@ impl Routes {
         Err(Denial::new(StatusCode::FORBIDDEN, error))
     }
 
-    /// The answer to a node that is refused, or whose key could not be recorded.
+    /// The answer to a refused node. Without a refusal, its key could not be recorded.
     fn deny(&self, node: &NodeName, refusal: Option<Refusal>) -> Denial {
         let Some(refusal) = refusal else {
             let error =

@@ -18,7 +18,7 @@ pub struct CaSet {
     signer: Authority,
     /// What edges and servers trust beside the signer.
     others: Vec<CertificateDer<'static>>,
-    /// The signer's key, certified by another CA: whoever trusts that one alone can verify what the signer has signed.
+    /// The signer's key, certified by another CA: a client that trusts only that one can verify what the signer signs.
     cross: Vec<CertificateDer<'static>>,
     /// The hash of the bundle, which every session asks for.
     bundle_hash: OnceLock<Fingerprint>,
@@ -98,8 +98,8 @@ impl CaSet {
         self.trusted().find(has_signed).map(|ca| sha256(ca))
     }
 
-    /// Refuses CAs whose key is that of one of these: the cluster's. Whoever had a certificate of such a CA might be
-    /// somebody for the API server as well.
+    /// Refuses a CA that shares its key with one of the cluster's: the API server might accept our edges' certificates
+    /// as client certificates of its own.
     pub(crate) fn check_not_of(&self, clusters: &[CertificateDer<'_>]) -> Result<(), PkiError> {
         let of_cluster: Vec<_> = clusters.iter().filter_map(public_key).collect();
         let shared = self.trusted().find(|ca| public_key(ca).is_some_and(|key| of_cluster.contains(&key)));
@@ -144,10 +144,10 @@ pub(crate) struct CaCensus {
     pub(crate) connected: usize,
     /// Those that trust exactly the CAs that are to be trusted.
     pub(crate) informed: usize,
-    /// Those whose certificate is of the CA that signs.
+    /// Edges with a certificate of the CA that signs.
     pub(crate) renewed: usize,
-    /// Those whose agent is too old to be told of another CA.
+    /// Edges with an agent too old to learn of another CA.
     pub(crate) unable: usize,
-    /// Those whose certificate has the subject of release 0.1.
+    /// Edges with the certificate subject of release 0.1.
     pub(crate) old_subject: usize,
 }

@@ -29,7 +29,7 @@ impl ClientCertVerifier for AcceptsExpired {
             _ => return verified,
         }
         match last_second(end_entity) {
-            // An issuer that expired meanwhile is refused again.
+            // Verify as of that second: an issuer that had expired by then is still refused.
             Some(last) if last < now => self.0.verify_client_cert(end_entity, intermediates, last),
             _ => verified,
         }

@@ -1,5 +1,5 @@
-//! What is public of the CAs: a ConfigMap with their certificates, and how far a rotation is. Whoever makes join tokens
-//! reads this, and needs no right to a key.
+//! The ConfigMap with the certificates of the CAs and the progress of a rotation. Making join tokens takes only
+//! the right to read it, and none to a key.
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;

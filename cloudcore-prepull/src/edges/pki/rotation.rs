@@ -42,7 +42,7 @@ pub struct Rotation {
 }
 
 /// How long a new CA is trusted at least before it signs, and how long a leader serves before it lets it: the edges that
-/// are about to connect are told first.
+/// are about to connect learn of it first.
 const ANNOUNCED_AT_LEAST: Duration = Duration::from_secs(10);
 /// How long connected edges that do not confirm the new CA are waited for. They can do without: the server sends the
 /// new CA's certificate by the old one.
@@ -71,10 +71,10 @@ pub(crate) enum Due {
 #[derive(Debug, thiserror::Error)]
 pub enum StepError {
     /// There are two CAs already.
-    #[error("a rotation is under way already: `cloudcore-prepull ca show` says how far it is")]
+    #[error("a rotation is under way already: `cloudcore-prepull ca show` shows how far it is")]
     UnderWay,
     /// There is one CA.
-    #[error("there is no old CA to retire: `cloudcore-prepull ca show` says which CAs there are")]
+    #[error("there is no old CA to retire: `cloudcore-prepull ca show` lists the CAs")]
     NothingToRetire,
     /// A certificate cannot be made.
     #[error(transparent)]
@@ -126,7 +126,7 @@ impl Rotation {
         self.set
     }
 
-    /// The data of a Secret whose only CA is a new one.
+    /// The data of a Secret with a new CA and no other.
     pub(super) fn first(now: SystemTime) -> Result<BTreeMap<String, ByteString>, PkiError> {
         let (authority, key) = Authority::generate(now)?;
         Ok([(CERTIFICATE, authority.pem()), (KEY, key)].map(entry).into())

@@ -183,7 +183,7 @@ fn tls_config(
         config.ticketer = rustls::crypto::ring::Ticketer::new().map_err(|error| tls_error(&error))?;
         config.send_tls13_tickets = 1; // an edge opens one connection at a time
     } else {
-        // Whoever renews proves each time that it holds the key.
+        // No resumption: each renewal must prove that the edge holds the key.
         config.send_tls13_tickets = 0;
     }
     Ok(Arc::new(config))

@@ -65,7 +65,7 @@ impl CaStore {
         secret.map(|secret| self.parse(secret)).transpose()
     }
 
-    /// Stores a step that was made from what was read, unless somebody has made another one since.
+    /// Stores a step. It fails if the Secret has changed since the step's state was read.
     pub(crate) async fn write(
         &self,
         read: Stored,

@@ -1,4 +1,4 @@
-//! What people are told about keys: events on the Node, the log, metrics.
+//! Alarms about keys: events on the Node, log lines, metrics.
 
 use std::time::{Instant, SystemTime};
 
@@ -51,7 +51,7 @@ pub(super) enum Place {
     Renewal,
 }
 
-/// Tells people, at a bounded rate.
+/// Raises alarms at a bounded rate.
 #[derive(Debug)]
 pub(super) struct Alarms {
     events: Option<Events>,

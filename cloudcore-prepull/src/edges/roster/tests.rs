@@ -107,7 +107,7 @@ async fn a_revocation_is_found_by_whoever_writes_next_even_without_a_watch() {
     let roster = Roster::in_memory();
     roster.join(&"edge-1".into(), Admission::Fleet, held(1)).await.unwrap();
     revoke(&roster, "edge-1").await;
-    // The watch has told nothing yet: the record that is stored decides.
+    // The watch hasn't seen the record yet: the stored one decides.
     let refused = roster.renew(&peer("edge-1", 1), held(2), UNIX_EPOCH).await;
     assert!(matches!(refused, Err(Some(Refusal::Revoked { .. }))), "{refused:?}");
     assert!(roster.admit(&peer("edge-1", 1), CA).is_err(), "and from then on handshakes as well");

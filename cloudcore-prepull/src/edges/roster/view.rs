@@ -1,4 +1,4 @@
-//! What this process knows of the records and of the Nodes: what handshakes are decided by.
+//! The records and Nodes in memory, which decide about handshakes.
 
 use std::collections::HashMap;
 
@@ -40,7 +40,7 @@ impl View {
         self.known.lock().shards[id.index()].clone()
     }
 
-    /// Takes over what is stored, unless something newer is known: a watch tells late of what was written here.
+    /// Takes over a stored shard unless we know a newer one: the watch shows our own writes late.
     pub(super) fn take_over(&self, id: ShardId, shard: Shard) {
         let known = &mut self.known.lock().shards[id.index()];
         if is_newer(shard.version.as_deref(), known.version.as_deref()) {
@@ -62,7 +62,8 @@ impl View {
         !is_newer(version, self.known.lock().shards[id.index()].version.as_deref())
     }
 
-    /// Forgets the version of a shard whose ConfigMap is gone, and keeps the records. Returns whether there are any.
+    /// Forgets the version of a shard after its ConfigMap was deleted, and keeps the records. Returns whether there are
+    /// any.
     pub(super) fn lose(&self, id: ShardId) -> bool {
         let known = &mut self.known.lock().shards[id.index()];
         known.version = None;
@@ -100,7 +101,7 @@ impl View {
         let known = self.known.lock();
         let empty = NodeRecord::default();
         let record = known.shards[ShardId::of(node).index()].records.get(node).unwrap_or(&empty);
-        // Before the Node, whose return lets nobody in who is revoked.
+        // Check revocation first: re-creating the Node must not readmit a revoked key.
         let standing = record.stand(node, key)?;
         known.find_node(node)?;
         Ok(standing)

@@ -1,4 +1,4 @@
-//! Writing of the shards: one request at a time for each, and what comes meanwhile goes with the next one.
+//! Writing of the shards: one request at a time per shard. Changes that arrive during a request go with the next one.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,12 +25,12 @@ const SEEN_PAUSE: Duration = Duration::from_secs(2);
 /// Writes for seen keys alone, at once and per second. After an upgrade from a release without records, a whole fleet is
 /// seen for the first time within a minute, and each write costs all records of the shard.
 const SEEN_WRITES: (f64, f64) = (2.0, 0.1);
-/// The waits after a failed write, for what nobody waits for.
+/// The backoff after a failed write when no edge waits for the outcome.
 const RETRY: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
 /// The limit for one attempt. The edge that waits gives up after 20 s.
 const ANSWER_LIMIT: Duration = Duration::from_secs(8);
 
-/// The outcome of a change that somebody waits for: refused, or not recorded because the API server did not take it.
+/// The outcome of a change for the edge that waits: refused, or `None` if the API server did not take the write.
 pub(super) type Answer = Result<(), Option<Refusal>>;
 
 /// The writer of one shard. It works while there is something to write.
@@ -110,7 +110,7 @@ impl Writer {
         self.work();
     }
 
-    /// Writes the shard again, whose ConfigMap was deleted.
+    /// Writes the shard again after its ConfigMap was deleted.
     pub(super) fn restore(self: &Arc<Self>) {
         self.queue.lock().is_lost = true;
         self.work();
@@ -140,7 +140,7 @@ impl Writer {
             tokio::select! {
                 biased;
                 () = sleep_until(due) => seen_due = None,
-                // Somebody may be waiting now.
+                // A new change has arrived, perhaps with an edge that waits: don't wait longer.
                 () = self.arrived.notified() => continue,
             }
             let (changes, seen, is_lost) = {
@@ -158,7 +158,7 @@ impl Writer {
                 Ok(answers) => {
                     backoff.reset();
                     for (waiting, answer) in changes.into_iter().zip(answers) {
-                        // Who has gone asks again.
+                        // If the receiver was dropped, the edge will reconnect and ask again.
                         let _ = waiting.answer.send(answer.map_err(Some));
                     }
                 }
@@ -181,7 +181,7 @@ impl Writer {
         }
     }
 
-    /// Applies all of it to the stored shard, whoever has changed that meanwhile.
+    /// Applies the changes to the stored shard, and reads it again after a conflict.
     async fn commit(
         &self,
         changes: &[Waiting],

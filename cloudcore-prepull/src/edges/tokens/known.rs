@@ -1,5 +1,5 @@
-//! The hashes of all tokens, in memory. They tell a wrong token from one that may be good without a request to the API
-//! server, however many wrong ones come. Who is let in is decided by the token's Secret, read anew.
+//! The hashes of all tokens, in memory. A wrong token is refused without a request to the API server, however many
+//! come. For any other we read its Secret, which decides.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -85,7 +85,7 @@ impl Known {
     }
 }
 
-/// Notes a token. One whose Secret is malformed is not known: `redeem` refuses it.
+/// Notes a token. We skip a malformed Secret: `redeem` refuses its token.
 fn insert(known: &mut HashMap<String, SecretHash>, secret: &Secret) {
     if let Some((id, hash)) = hash_of(secret)
         && (known.len() < MAX_KNOWN || known.contains_key(id))

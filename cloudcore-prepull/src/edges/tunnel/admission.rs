@@ -99,7 +99,7 @@ impl Admission {
                         drop((open, session_slot));
                         return;
                     }
-                    // The handshake slot is kept meanwhile: it also limits how many are sent away at a time.
+                    // Keep the handshake slot: it also limits how many are sent away at a time.
                     Some(reason) => Box::pin(self.send_away(channel, &peer.node, reason)).await,
                 }
             }
@@ -110,7 +110,7 @@ impl Admission {
         }
     }
 
-    /// Tells an edge when to come back, and closes the connection.
+    /// Sends an edge the time to come back, and closes the connection.
     async fn send_away(&self, channel: Channel<Secured>, node: &NodeName, reason: OverloadReason) -> Refusal {
         let goaway = self.overload.goaway(node, reason, Instant::now());
         channel.close_after(goaway, CloseCode::Again, &reason.to_string()).await;

@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout};
 use super::Sessions;
 use crate::edges::roster::{Refusal, Roster};
 
-/// The shortest time between two looks at all sessions, of which there may be 20,000.
+/// The shortest time between two looks at all sessions: there may be 20,000.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// How long a session outlives its Node: what is cancelled with the Node has to reach the edge.

@@ -1,6 +1,6 @@
 //! Frames of edges, without characters that a terminal acts on.
 //!
-//! What an edge says ends up in statuses, events, logs and lists, and from there on the terminals of operators. We clean
+//! Texts from edges end up in statuses, events, logs and lists, and from there on the terminals of operators. We clean
 //! whole frames rather than single fields, so that no field can be forgotten.
 
 use std::borrow::Cow;

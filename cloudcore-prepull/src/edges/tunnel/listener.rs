@@ -28,7 +28,7 @@ const ACCEPT_BATCH: usize = 1024;
 /// The interval, while draining, between two looks for connections that became sessions in the meantime.
 const DRAIN_STEP: Duration = Duration::from_millis(100);
 
-/// Binds a listener whose backlog can hold a whole fleet that reconnects.
+/// Binds a listener with a backlog for a whole fleet that reconnects.
 pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     socket.set_reuseaddr(true)?;

@@ -15,7 +15,7 @@ use crate::edges::pki::KeyHash;
 /// cancelled and acknowledged while the node does not read.
 pub(super) const MAX_QUEUED: usize = 4 * MAX_OPEN_TASKS;
 /// The most bytes that wait for one node: some messages of the largest size, and far more than 64 tasks of the usual
-/// few KiB. A node that lets so much pile up is not reading; it gets everything anew after its next `Hello`.
+/// few KiB. A node that lets so much pile up is not reading; it gets everything again after its next `Hello`.
 const MAX_QUEUED_BYTES: usize = 4 * MAX_MESSAGE;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

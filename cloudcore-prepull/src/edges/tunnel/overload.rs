@@ -86,7 +86,7 @@ impl Overload {
         now < self.state.lock().behind_until
     }
 
-    /// Counts the edge as sent away, and makes the message that tells it when to come back.
+    /// Counts the edge as sent away, and makes the message with the time to come back.
     pub(super) fn goaway(&self, node: &NodeName, reason: OverloadReason, now: Instant) -> Option<Utf8Bytes> {
         self.metrics.count_sent_away(reason.label());
         let after = self.assign_return(node, now);

@@ -55,10 +55,10 @@ struct Shared {
 }
 
 impl Sessions {
-    /// Queues a message for a node without waiting, and tells which session carries it unless it ends before.
+    /// Queues a message for a node without waiting. Returns the session that carries it, unless that ends before.
     ///
     /// # Errors
-    /// [`SendError::Full`] closes the session. What was queued is lost with it, and is sent anew after the node's
+    /// [`SendError::Full`] closes the session. The queued messages are lost with it, and sent again after the node's
     /// next `Hello`.
     // By value: an `Assign` holds credentials, which the caller must not keep after they were sent.
     #[allow(clippy::needless_pass_by_value)]

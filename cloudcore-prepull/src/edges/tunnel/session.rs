@@ -45,7 +45,7 @@ pub(super) struct SessionContext<'a> {
     pub(super) overload: &'a Overload,
 }
 
-/// Runs a session to its end. If the controller was told of the session, it has been told of its end on return.
+/// Runs a session to its end. If the session was announced to the controller, so is its end on return.
 pub(super) async fn run<S>(mut channel: Channel<S>, context: SessionContext<'_>)
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -57,7 +57,7 @@ where
             let trust = SessionTrust::new(context.issuer, context.peer.form, &hello);
             let outbox = context.sessions.register(context.peer.node.clone(), trust, context.peer.key);
             let id = outbox.id;
-            // The node may have been revoked since the handshake, when nobody could find this session to end it.
+            // Check again: a revocation since the handshake couldn't find this session to end it.
             if let Err(refusal) = context.roster.check(&context.peer.node, context.peer.key) {
                 context.roster.count_ended(&refusal);
                 context.sessions.disconnect(&context.peer.node, id, &refusal.to_string());
@@ -109,8 +109,8 @@ where
 }
 
 impl SessionContext<'_> {
-    /// Welcomes the node and exchanges messages until the session ends. Sets `announced` once the controller was told
-    /// of the session.
+    /// Welcomes the node and exchanges messages until the session ends. Sets `announced` once the controller knows
+    /// the session.
     async fn exchange_messages<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         channel: &mut Channel<S>,
@@ -160,7 +160,7 @@ impl SessionContext<'_> {
         }
     }
 
-    /// Tells the node which CAs there are, if it does not know. Ends the session where the node's own is not among them.
+    /// Sends the node the CAs unless it has them. Ends the session if the node's certificate is of none of them.
     fn tell_cas(&self, outbox: &Outbox, cas: &CaSet) -> Result<(), SessionEnd> {
         if !outbox.trust.is_accepted(cas) {
             return Err(SessionEnd::CaRetired);
@@ -189,7 +189,7 @@ impl SessionContext<'_> {
         }
     }
 
-    /// Takes over what a message says about the node, and finds out what the controller has to know of it.
+    /// Takes over the node's state from a message, and returns the controller's part of it.
     fn read(
         &self,
         event: ChannelEvent,
@@ -229,8 +229,8 @@ impl SessionContext<'_> {
         Ok(Incoming { for_controller, bytes, is_result })
     }
 
-    /// Hands an event to the controller. Nothing is read from the node meanwhile, which must not last longer than one
-    /// heartbeat: after two, the node gives the session up.
+    /// Hands an event to the controller. We read nothing from the node while it takes it. That must not last longer
+    /// than one heartbeat: after two, the node gives the session up.
     async fn notify_controller(&self, event: SessionEvent) -> Result<(), SessionEnd> {
         let patience = self.settings.heartbeat;
         let is_taken = match self.events.try_send(event) {
@@ -244,7 +244,7 @@ impl SessionContext<'_> {
         if is_taken { Ok(()) } else { Err(SessionEnd::MessageNotTaken(patience)) }
     }
 
-    /// Says how the session has ended, to the node, the controller and the log.
+    /// Reports the end of the session to the node, the controller and the log.
     async fn finish<S>(&self, channel: Channel<S>, end: SessionEnd, announced: Option<SessionId>)
     where
         S: AsyncRead + AsyncWrite + Unpin,

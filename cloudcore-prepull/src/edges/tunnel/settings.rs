@@ -11,18 +11,18 @@ pub struct Settings {
     pub heartbeat: Duration,
     /// Whether certificates with the subject of release 0.1 are accepted; `--accept-system-nodes`.
     pub accept_system_nodes: bool,
-    /// The shortest time between two `Progress` messages about one task: nobody reads them faster.
+    /// The shortest time between two `Progress` messages about one task: people don't read faster.
     pub progress_interval: Duration,
-    /// The shortest time between two messages in which a node tells of its disk and its runtime, of which it sends one only
-    /// if they have changed: at most 170 a second of 10,000 nodes that all pull.
+    /// The shortest time between two reports of a node's disk and runtime. It sends one only after a change: at most
+    /// 170 a second from 10,000 nodes that all pull.
     pub state_interval: Duration,
     /// The most sessions at a time, over all nodes. An idle session takes up to 25 KiB. Edges beyond the limit are
-    /// told when to come back.
+    /// sent away for some time.
     pub max_connections: usize,
     /// The most connections of one node at a time: its session, the one that replaces it, and some that are
     /// closing.
     pub max_connections_per_node: usize,
-    /// The most connections whose client is silent, before its ClientHello or in the middle of a handshake. Each takes
+    /// The most connections with a silent client, before its ClientHello or in the middle of a handshake. Each takes
     /// up to 30 KiB. Those that come beyond take the place of the oldest, of the address that has the most; at 2,000 a
     /// second from one address that is two seconds old, and an edge speaks at once.
     pub max_silent: usize,
@@ -41,7 +41,7 @@ pub struct Settings {
     /// The deadline for the TLS and websocket handshakes together: four round trips on a bad link.
     pub handshake_deadline: Duration,
     /// How long a client may be silent in its handshake, while others wait, until it counts as a silent one: more than
-    /// most round trips take. On a slower link it goes on when it speaks, and only its slot is somebody else's.
+    /// most round trips take. On a slower link it goes on when it speaks, and only its slot is free for others.
     pub handshake_patience: Duration,
     /// How long a handshake may take, while others wait, until it counts as a silent one although its client sends
     /// something now and then. It covers the time that a slow machine needs for all slots: when a whole fleet

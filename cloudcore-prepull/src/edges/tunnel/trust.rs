@@ -1,4 +1,4 @@
-//! What each session tells of the CAs: which one has signed the node's certificate, and which ones the node trusts.
+//! The CAs of each session: the one that signed the node's certificate, and those that the node trusts.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ const MIN_SPREAD: Duration = Duration::from_secs(2);
 pub(super) struct SessionTrust {
     issuer: Fingerprint,
     has_old_subject: bool,
-    /// The hash of the bundle that the node has; none where the agent cannot be told of another one.
+    /// The hash of the bundle that the node has; none if the agent is too old to get another one.
     bundle: Mutex<Option<Fingerprint>>,
 }
 
@@ -39,7 +39,7 @@ impl SessionTrust {
         *self.bundle.lock() = unhex(bundle);
     }
 
-    /// What the node has to be told, if anything; `sessions` is how many nodes there are.
+    /// The message about CAs that the node needs now, if any; `sessions` is the number of nodes.
     pub(super) fn news(&self, cas: &CaSet, sessions: usize) -> Option<CloudMessage> {
         let known = self.bundle()?;
         if cas.bundle_hash() == known && self.issuer == cas.signer().fingerprint() {
@@ -87,7 +87,7 @@ mod tests {
         let cas = CaSet::from(Authority::generate(SystemTime::now()).unwrap().0);
         let signer = cas.signer().fingerprint();
         let session = |issuer, trusts: Option<String>| {
-            // An agent of release 0.1 says nothing of the CAs.
+            // An agent of release 0.1 doesn't report its CAs.
             let form = if trusts.is_some() { SubjectForm::Own } else { SubjectForm::Kubelet };
             SessionTrust::new(issuer, form, &Hello { trusts, ..Hello::default() })
         };

@@ -11,7 +11,7 @@ use super::timing::Timing;
 /// The name of the Lease, in the namespace of cloudcore-prepull.
 pub(super) const LEASE: &str = "cloudcore-prepull";
 
-/// The duration of a released Lease. It must not be zero, and nobody waits for a Lease without a holder.
+/// The duration of a released Lease. It must not be zero, and no replica waits for a Lease without a holder.
 const RELEASED_SECONDS: i32 = 1;
 
 #[derive(Debug)]
@@ -78,7 +78,7 @@ impl Election {
         }
     }
 
-    /// The step if there is no Lease: it was deleted, of which its holder may not know yet, or never created.
+    /// The step if there is no Lease: it was never created, or deleted, perhaps without its holder's knowledge.
     fn step_without(&self, now: Instant, wall: Timestamp) -> Step {
         if let Some(Seen { holder: Some(holder), since, lasts, .. }) = &self.seen
             && *holder != self.identity

@@ -144,7 +144,7 @@ impl Elector {
                         info!(identity, transitions, "this replica leads");
                         return Some(since);
                     }
-                    next = began; // in the API server this replica is the holder; the next write tells whether in time
+                    next = began; // the API server has us as the holder; the next write shows whether it came in time
                     "the API server answers too late".to_owned()
                 }
                 Ok(Attempt::HeldByOther(until)) => {

@@ -1,4 +1,4 @@
-//! The fence of the leader's client: mutating requests pass only while this replica leads, whoever makes them. It is the
+//! The fence of the leader's client: mutating requests pass only while this replica leads. It is the
 //! last layer before the request is sent, behind everything that may delay it.
 
 use std::future::{Ready, ready};

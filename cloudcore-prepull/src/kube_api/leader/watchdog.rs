@@ -1,8 +1,8 @@
 //! The watchdog that ends the process when it must not lead any more.
 //!
 //! It is a thread of its own, because the runtime may be what hangs. A process that was stopped (SIGSTOP, a frozen
-//! cgroup) resumes in the middle of whatever it did; the monotonic clock keeps running meanwhile, so the first thing that
-//! this thread sees when it wakes up is that the term is over.
+//! cgroup) resumes in the middle of its work. The monotonic clock has kept running, so the first thing that this thread
+//! sees when it wakes up is that the term is over.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tracing::error;
 
 use super::leadership::{End, Leadership};
 
-/// The limit for the last log line: a pipe that nobody reads must not keep the process alive.
+/// The limit for the last log line: a blocked pipe must not keep the process alive.
 const LOG_LIMIT: Duration = Duration::from_millis(500);
 
 /// Watches a term that has begun. Calls `exit` if the term is lost, and not if it is released.

@@ -1,4 +1,4 @@
-//! Jobs whose writes are refused until somebody acts: an event on each such job, and one log line a minute.
+//! Jobs that cannot be written until an operator acts: an event on each such job, and one log line a minute.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::kube_api::events::Events;
 use crate::kube_api::object_write::WriteError;
 use crate::kube_api::refusal::FailureLog;
 
-/// The objects whose writes are refused now. Cheap to clone.
+/// The objects with refused writes. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Refused {
     log: Arc<FailureLog>,
@@ -54,7 +54,7 @@ impl Refused {
         }
     }
 
-    /// Logs a failed deletion. No event: nobody looks at a job whose TTL is over.
+    /// Logs a failed deletion. No event: users don't look at a job after its TTL.
     pub(super) fn record_deletion(&self, name: &str, error: &WriteError) {
         let problem = error.explain::<ImagePrePullJob>();
         self.log.record("delete a job", name, problem.as_deref(), error);

@@ -11,7 +11,7 @@ use super::*;
 
 const SOON: Duration = Duration::from_secs(10);
 
-/// A core all of whose requests to the API server panic.
+/// A core that panics at any request to the API server.
 fn core(inputs: mpsc::Sender<Input>) -> Core {
     async fn panics(_: Request<Body>) -> Result<Response<Body>, std::convert::Infallible> {
         panic!("on purpose")

@@ -1,5 +1,5 @@
-//! Who may read the metrics, with `--metrics-secure`: whoever brings a token that the API server knows, and may `get` the
-//! path /metrics. As controller-runtime protects them, so that what collects those collects these.
+//! Access to the metrics with `--metrics-secure`: a client needs a token of the API server and the right to `get` the
+//! path /metrics. We do it as controller-runtime does, so that the same collectors work.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -96,7 +96,7 @@ fn read(files: &CertificateFiles, provider: &CryptoProvider) -> anyhow::Result<C
     })
 }
 
-/// A certificate that nobody can verify: it protects from who listens, and not from who stands in between.
+/// A self-signed certificate, which clients can't verify: it protects from listeners, and not from a man in the middle.
 fn self_signed(provider: &CryptoProvider) -> anyhow::Result<CertifiedKey> {
     let own =
         rcgen::generate_simple_self_signed(["localhost".to_owned(), "cloudcore-prepull-metrics".to_owned()])?;

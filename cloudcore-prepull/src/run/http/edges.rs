@@ -22,9 +22,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::kube_api::leader::Leadership;
 
-/// Questions that wait for the controller. Each takes it some milliseconds, and nobody gains by asking more at a time.
+/// Questions that wait for the controller. Each takes it some milliseconds, so more at a time gain nothing.
 pub(crate) const ASKS: usize = 8;
-/// How long a question may wait: the controller takes a second at most for whatever else there is.
+/// How long a question may wait: the controller takes a second at most for its other work.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Connections at a time: some people, each with the API server's own connection.
 const CONNECTIONS: usize = 64;
@@ -95,7 +95,7 @@ impl EdgesDesk {
         *self.controller.lock() = None;
     }
 
-    /// Whether somebody at this address may ask. An IPv6 socket shows IPv4 addresses as mapped ones.
+    /// Whether a client at this address may ask. An IPv6 socket shows IPv4 addresses as mapped ones.
     fn admits(&self, address: Option<IpAddr>) -> bool {
         let address = address.map(|address| address.to_canonical());
         self.from.is_empty()
@@ -172,7 +172,7 @@ mod tests {
         (status.as_u16(), text)
     }
 
-    /// A controller that tells each question as the name of the next page.
+    /// A controller that returns each question as the name of the next page.
     fn open(desk: &EdgesDesk) {
         let (asks, mut asked) = mpsc::channel::<Ask>(1);
         desk.open(asks);

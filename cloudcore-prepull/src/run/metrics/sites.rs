@@ -1,5 +1,5 @@
-//! The metrics of sites. The number of series is bounded: a fleet may have thousands of sites, and a stolen node whose
-//! kubelet may set the label makes up more.
+//! The metrics of sites. The number of series is bounded: a fleet may have thousands of sites, and a stolen node
+//! makes up more if its kubelet may set the label.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -75,7 +75,7 @@ impl SiteMetrics {
         self.series.sites_memory_limit_bytes.set(i64::try_from(limit).unwrap_or(i64::MAX));
     }
 
-    /// Sets what is said of the sites, the most active of which come first, and takes away the series of others.
+    /// Sets the series of the sites, and removes those of others. `reports` starts with the most active site.
     pub(super) fn set(&self, reports: &[SiteReport]) {
         let reports = &reports[..reports.len().min(MAX_SITES)];
         let mut shown = self.shown.lock();

@@ -7,7 +7,7 @@
 //!          └─ pull image ────────┐
 //! ```
 //!
-//! Identifiers are hashes of the task's, so that a result that is told twice makes the same spans.
+//! Identifiers are hashes of the task's, so that a repeated result makes the same spans.
 
 use std::time::{Duration, SystemTime};
 
@@ -30,7 +30,7 @@ pub(super) fn of(ended: &EndedTask<'_>) -> Vec<SpanData> {
     let id = |part: &str| SpanId::from_bytes(hash(&format!("{key}/{part}")));
 
     let end = SystemTime::from(*arrived);
-    // What an edge says of its times is bounded by what is known here.
+    // Clamp the edge's times to the ones that we know.
     let started = known.started.map(SystemTime::from).filter(|started| *started <= end);
     let accepted = before(end, result.took).max(started.unwrap_or(SystemTime::UNIX_EPOCH));
     let start = started.unwrap_or(accepted);

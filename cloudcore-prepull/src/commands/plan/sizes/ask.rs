@@ -19,7 +19,7 @@ use super::{Answer, Layer, Question, SizeArgs};
 const REGISTRIES: usize = 8;
 /// Images that one registry is asked about at the same time: a person's question must not look like an attack.
 const IMAGES: usize = 4;
-/// Layers of an image whose unpacked size is asked for at the same time, as many as an agent fetches at once.
+/// Unpacked sizes of an image's layers that we ask for in parallel, as many as an agent fetches at once.
 const LAYERS: usize = 3;
 /// Limit for the last bytes of a layer. Where the storage of a registry takes longer, sizes are guessed.
 const TRAILER: Duration = Duration::from_secs(10);
@@ -101,8 +101,8 @@ async fn ask(
     answers
 }
 
-/// Asks with each credential until the registry accepts one, as an agent does. Of several refusals, "not found" tells
-/// most.
+/// Asks with each credential until the registry accepts one, as an agent does. Of several refusals, "not found"
+/// is the most useful.
 async fn resolve(
     client: &RegistryClient,
     question: &Question,

@@ -27,7 +27,7 @@ fn platform(architecture: &str) -> Platform {
     Platform { os: "linux".to_owned(), architecture: architecture.to_owned(), variant: String::new() }
 }
 
-/// A registry on loopback with one index for two platforms, whose images share their first layer. Logs what it is asked.
+/// A registry on loopback with one index for two platforms. Their images share the first layer. It logs its requests.
 struct Server {
     at: String,
     asked: Arc<Mutex<Vec<String>>>,
@@ -109,7 +109,7 @@ fn answer(head: &str) -> Vec<u8> {
             return reply("200 OK", &headers, content.as_bytes());
         }
     }
-    // The last four bytes of the shared layer tell its size; nobody knows of the others.
+    // The last four bytes of the shared layer are its size; the sizes of the others are unknown.
     if head.contains(&sha256(b"shared")) {
         let range = "Content-Range: bytes 996-999/1000\r\n";
         return reply("206 Partial Content", range, &7000_u32.to_le_bytes());

@@ -18,7 +18,7 @@ fn read(data: BTreeMap<String, ByteString>) -> Rotation {
     Rotation::parse(data, "here", now()).unwrap()
 }
 
-/// What somebody who trusts these roots thinks of the server.
+/// Whether a client with these roots trusts the server.
 fn is_server_trusted(set: &CaSet, roots: &[CertificateDer<'static>]) -> bool {
     let mut store = RootCertStore::empty();
     for root in roots {

@@ -36,7 +36,7 @@ pub(super) enum SessionEnd {
 }
 
 impl SessionEnd {
-    /// The close code for the peer; `None` if it can no longer be told.
+    /// The close code for the peer; `None` if the connection is already unusable.
     pub(super) fn close_code(&self) -> Option<CloseCode> {
         match self {
             Self::Connection(ended) => ended.close_code(),

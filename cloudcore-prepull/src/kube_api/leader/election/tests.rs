@@ -74,7 +74,7 @@ fn a_lease_is_taken_when_it_was_not_seen_to_change_for_its_duration_and_not_befo
     assert_eq!(b.step(Some(&lease("a", "8")), seen, wall()), wait);
     assert_eq!(b.step(Some(&lease("a", "8")), now + 16 * SECOND, wall()), wait);
     let taken = written(b.step(Some(&lease("a", "8")), seen + DURATION, wall()));
-    // With the version: a replica that has written it meanwhile keeps it.
+    // With the version, so that a replica that was faster keeps the Lease.
     assert_eq!(taken.metadata.resource_version.as_deref(), Some("8"));
     assert_eq!(holder_and_transitions(&taken), (Some("b".to_owned()), Some(4)));
 }
@@ -98,7 +98,7 @@ fn a_released_lease_is_taken_at_once() {
     released.metadata.resource_version = Some("8".to_owned());
     let taken = written(b.step(Some(&released), now, wall()));
     assert_eq!(holder_and_transitions(&taken), (Some("b".to_owned()), Some(4)));
-    // Nobody releases the Lease of another.
+    // A replica doesn't release the Lease of another.
     assert_eq!(a.without_holder(lease("b", "9"), wall()), None);
 }
 
