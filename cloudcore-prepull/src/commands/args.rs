@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leader_is_elected_unless_disabled_and_timings_are_validated() {
+    fn leader_election_has_defaults_and_valid_timings() {
         let timing = |flags: &[&str]| {
             let line = ["c", "run"].iter().chain(flags);
             let Command::Run(args) = Cli::try_parse_from(line).unwrap().command else { panic!("not run") };
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn consent_is_required_unless_it_is_switched_off() {
+    fn consent_is_required_by_default() {
         for (flags, is_required) in [
             (&[][..], true),
             (&["--require-secret-consent"], true),
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cluster_flags_may_come_before_or_after_the_token_command() {
+    fn cluster_flags_work_before_and_after_token() {
         let before = ["c", "token", "--kubeconfig", "f", "--namespace", "n", "create", "--node", "edge-1"];
         let after = ["c", "token", "create", "--node", "edge-1", "--kubeconfig", "f", "--namespace", "n"];
         for line in [before, after] {

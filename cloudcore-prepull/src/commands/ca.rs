@@ -169,7 +169,7 @@ mod tests {
     use crate::edges::pki::{Authority, CaSet};
 
     #[test]
-    fn the_old_ca_is_not_retired_while_somebody_would_be_locked_out() {
+    fn retiring_waits_for_edges_of_the_old_ca() {
         let now = SystemTime::now();
         let progress = |after: SystemTime, edges| {
             let (since, retired_after) = (Some(rfc3339(now)), Some(rfc3339(after)));
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn each_ca_is_shown_with_its_role_and_how_many_edges_are_done() {
+    fn shows_role_and_progress_of_each_ca() {
         let now = SystemTime::now();
         let (signer, other) = (Authority::generate(now).unwrap().0, Authority::generate(now).unwrap().0);
         let hashes = [&signer, &other].map(|ca| hex(&ca.fingerprint()));

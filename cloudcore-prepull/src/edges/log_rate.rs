@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_node_fills_no_log_and_takes_no_line_of_another() {
+    fn log_lines_are_limited_per_node() {
         let (rate, now) = (NodeLogRate::default(), Instant::now());
         let lines = |node: &str, now| (0..1000).filter(|_| rate.allows(&node.into(), now)).count();
         assert_eq!(lines("edge-1", now), 200);

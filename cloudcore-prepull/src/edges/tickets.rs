@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ticket_is_for_one_reader_one_server_and_one_blob() {
+    fn a_ticket_binds_reader_server_and_blob() {
         let (tickets, now) = (Tickets::default(), UNIX_EPOCH + Duration::from_secs(1000));
         let terms = tickets.terms(now).unwrap();
         assert_eq!(terms.now, Duration::from_secs(1000));

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_has_the_form_that_every_api_server_accepts() {
+    fn events_are_valid_for_every_api_server() {
         let event = event("nginx".to_owned());
         assert_eq!(event.metadata.name.as_deref(), Some("nginx.de0b6b3a7640000"));
         assert_eq!(event.metadata.namespace.as_deref(), Some("default"));
@@ -158,13 +158,13 @@ mod tests {
     }
 
     #[test]
-    fn an_event_of_a_job_with_the_longest_name_has_a_valid_name() {
+    fn events_of_long_job_names_are_valid() {
         let name = event(format!("{}.{}", "a".repeat(199), "b".repeat(53))).metadata.name.unwrap();
         assert!(name.len() <= 253 && name.starts_with("aaa") && !name.contains(".."), "{name}");
     }
 
     #[test]
-    fn events_pass_in_a_burst_and_then_at_a_rate() {
+    fn events_are_limited_by_burst_and_rate() {
         let start = Instant::now();
         let (burst, per_second) = SUCCESSES;
         let mut bucket = Bucket::new(per_second, burst);

@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_job_that_cannot_be_read_its_name_and_its_times_are_known() {
+    fn an_unreadable_job_keeps_name_and_times() {
         let metadata = json!({"namespace": "shop", "name": "a", "uid": "u", "generation": 3});
         let status = json!({"startTime": "2026-01-02T03:04:05Z", "completionTime": "2026-01-02T03:05:05Z"});
         let unreadable =

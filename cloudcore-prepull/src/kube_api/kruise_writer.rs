@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_of_a_deleted_list_of_the_same_name_leaves_and_any_other_namesake_stays() {
+    fn only_a_deleted_lists_children_make_way() {
         let list = |uid: &str| ObjectId {
             namespace: "shop".to_owned(),
             name: "list".to_owned(),

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_that_kubeedge_has_begun_is_told_from_ours_and_from_a_new_one() {
+    fn recognizes_jobs_that_kubeedge_began() {
         let job = |finalizers: Value, status: Value| json!({"metadata": {"finalizers": finalizers}, "status": status});
         let theirs = json!([FINALIZER]);
         for (what, object, expected) in [

@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_leader_marks_its_own_pod_first_and_unmarks_every_other_one() {
+    fn the_leader_labels_only_its_own_pod() {
         let labelled = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
         for (found, expected) in [
             (&[][..], &[("a", true)][..]),
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn outside_of_a_pod_there_is_nothing_to_mark() {
+    fn without_a_pod_nothing_is_labelled() {
         let label = LeaderLabel(None);
         assert_eq!((label.wish(None), label.problem()), (None, None));
     }

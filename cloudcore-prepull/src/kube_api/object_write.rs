@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_patch_tests_uid_and_version_before_it_replaces_whole_values() {
+    fn a_patch_tests_uid_and_version_first() {
         let target = Target { name: "nginx", uid: "u", version: Some("42") };
         let with_version = operations(target, [("/status", json!({ "phase": "Init" }))]);
         assert_eq!(
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_that_is_not_served_says_nothing_about_its_objects() {
+    fn an_unserved_kind_is_not_a_missing_object() {
         let failure = |answer: Value| {
             let answer: Status = serde_json::from_value(answer).unwrap();
             Failure::of(&Error::Api(answer.boxed()))
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_write_without_an_answer_ends_at_its_deadline() {
+    async fn an_unanswered_write_ends_at_its_deadline() {
         let began = tokio::time::Instant::now();
         let error = in_time(std::future::pending::<Result<(), Error>>()).await.unwrap_err();
         assert!(matches!(error, WriteError::Deadline), "{error}");

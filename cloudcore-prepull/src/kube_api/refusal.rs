@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_definition_is_told_from_a_missing_object() {
+    fn distinguishes_missing_definitions_from_missing_objects() {
         // As kube makes it of "404 page not found", and as newer servers say it.
         for answer in [
             json!({ "code": 404, "message": "404 page not found", "reason": "Failed to parse error data" }),
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_right_is_named_and_a_denial_by_admission_is_not_one() {
+    fn a_denial_by_admission_is_no_missing_right() {
         let answer = |message: &str| explained(json!({ "code": 403, "message": message }));
         let text = answer(
             "imageprepullreports.operations.kubeedge.io \"a-1\" is forbidden: User \"u\" cannot update \
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_field_is_told_from_a_failed_test_of_a_patch() {
+    fn distinguishes_refused_fields_from_patch_conflicts() {
         let refused =
             explained(json!({ "code": 422, "reason": "Invalid", "message": "… is invalid", "details": {
             "name": "a", "causes": [{ "reason": "FieldValueNotSupported", "field": "status.phase",
@@ -181,13 +181,13 @@ mod tests {
     }
 
     #[test]
-    fn a_cause_that_the_error_already_names_is_not_repeated() {
+    fn a_cause_is_not_repeated() {
         let inner = anyhow::anyhow!("refused").context("client error").context("ServiceError: client error");
         assert_eq!(with_causes(inner.as_ref()), "ServiceError: client error: refused");
     }
 
     #[test]
-    fn a_problem_is_logged_once_a_minute_per_operation() {
+    fn problems_are_logged_once_a_minute() {
         let (log, now) = (FailureLog::default(), Instant::now());
         assert!(log.is_due("reports", "a", now));
         assert!(!log.is_due("reports", "a", now + REPEAT / 2));

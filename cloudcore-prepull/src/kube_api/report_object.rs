@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_has_a_valid_name_and_belongs_to_its_job() {
+    fn a_report_has_valid_name_and_owner() {
         assert_eq!(report_name(&uid(), "nginx", 12), "nginx-0f7c3a51-12");
         let long = report_name(&uid(), &format!("{}.{}", "a".repeat(219), "b".repeat(30)), u32::MAX);
         assert!(long.len() <= 253 && !long.contains(".-"), "{long}");

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn expired_secrets_are_dropped_except_those_being_read() {
+    fn expired_secrets_are_dropped_unless_being_read() {
         let old = Instant::now().checked_sub(FOUND_TTL).unwrap();
         let filled = |at| Arc::new(Mutex::new(Some((at, SecretLookup::Missing))));
         let reading: Slot = Arc::default();
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_of_the_owner_is_remembered_for_a_second_and_a_consent_for_five() {
+    fn consents_are_cached_longer_than_refusals() {
         let annotations = [(prepull_api::credentials::ALLOW.to_owned(), "release".to_owned())].into();
         let lookup = SecretLookup::found("Opaque", &[].into(), &annotations);
         let ago = |age| (Instant::now().checked_sub(age).unwrap(), lookup.clone());
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_secret_that_cannot_be_read_is_given_up_within_seconds_by_all_who_wait() {
+    async fn all_waiters_give_up_an_unreadable_secret() {
         let (secrets, requests) = failing_api_server();
         let (begun, lost) = (tokio::time::Instant::now(), secret("lost"));
         for lookup in join_all((0..500).map(|_| secrets.get(&lost, None))).await {
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_secret_that_is_being_retried_takes_no_request_of_others() {
+    async fn retries_do_not_block_other_secrets() {
         let (secrets, _) = failing_api_server();
         let lost = SecretRef::new("default", "lost").unwrap();
         let others: Vec<_> = (0..REQUESTS - 1).map(|n| secret(&format!("slow-{n}"))).collect();

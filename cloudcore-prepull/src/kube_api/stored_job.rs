@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_job_that_cannot_be_read_metadata_and_status_are_kept() {
+    fn an_unreadable_job_keeps_metadata_and_status() {
         let status = json!({"phase": "InProgress", "startTime": "2026-11-21T09:00:00Z"});
         assert!(read(&json!({"retry": 1}), &status).is_ok());
         let unreadable = read(&json!({"retry": 1e20}), &status).unwrap_err();

@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_are_bounded_and_end_when_nobody_asks_any_more() {
+    fn waits_are_bounded_and_expire() {
         let (withheld, now) = (Withheld::default(), Instant::now());
         let secret = |n: usize| SecretRef::new("default", &format!("s{n}")).unwrap();
         let job = JobUid("u".to_owned());
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_words_are_logged_once_a_minute_and_not_too_many_of_them() {
+    fn log_lines_are_deduplicated_and_bounded() {
         let (withheld, now) = (Withheld::default(), Instant::now());
         assert!(withheld.is_due("a", now) && withheld.is_due("b", now));
         assert!(!withheld.is_due("a", now + MINUTE / 2) && !withheld.is_due("b", now));

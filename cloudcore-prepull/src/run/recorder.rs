@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recording_goes_on_after_a_restart_and_can_be_played() {
+    fn a_recording_survives_restarts_and_replays() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("engine.recording");
         for _ in 0..2 {
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recording_ends_where_it_has_reached_its_bound() {
+    fn a_recording_ends_at_its_size_limit() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("engine.recording");
         let mut recorder = record(&file, None);
@@ -211,13 +211,13 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_opened_is_named_with_its_flag() {
+    fn an_unopenable_file_names_its_flag() {
         let error = RecordFile::open(Path::new("/nonexistent/engine.recording")).err().unwrap();
         assert_eq!(error.to_string(), "cannot open --record /nonexistent/engine.recording");
     }
 
     #[test]
-    fn a_full_file_is_refused_with_its_remedy() {
+    fn a_full_file_names_the_remedy() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("engine.recording");
         // The file has a hole: it takes no room.
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_a_hanging_disk_is_bounded_in_bytes() {
+    fn a_hanging_disk_bounds_the_queue() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("engine.recording");
         let mut recorder = record(&file, None);

@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_first_vital_task_that_ends_or_panics_is_reported() {
+    async fn reports_the_first_ended_vital_task() {
         let vital = Vital::default();
         tokio::spawn(vital.guard("the one that runs", std::future::pending::<()>()));
         let waiting = tokio::spawn({

@@ -148,7 +148,7 @@ fn expected(error: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn json_and_yaml_show_what_each_node_would_pull() {
+async fn json_and_yaml_list_pulls_per_node() {
     let json = plan_of(JOB, NODES, None, Output::Json).await.unwrap();
     assert_eq!(serde_json::from_str::<Value>(&json).unwrap(), expected(&Value::Null));
     let yaml = plan_of(JOB, NODES, None, Output::Yaml).await.unwrap();
@@ -156,7 +156,7 @@ async fn json_and_yaml_show_what_each_node_would_pull() {
 }
 
 #[tokio::test]
-async fn an_image_without_usable_credentials_carries_the_reason_and_fails_the_command() {
+async fn missing_credentials_fail_the_plan_with_a_reason() {
     let (json, result) = run_on(JOB, NODES, Some(SECRETS), Output::Json).await;
     let error = "no usable credentials for harbor.docker.hub/jili/example:v1.0.0";
     assert_eq!(result, Err(error.to_owned()));
@@ -174,7 +174,7 @@ async fn an_image_without_usable_credentials_carries_the_reason_and_fails_the_co
 }
 
 #[tokio::test]
-async fn the_table_lists_images_by_nodes_and_skipped_nodes() {
+async fn table_lists_images_and_skipped_nodes() {
     let table = plan_of(JOB, NODES, None, Output::Table).await.unwrap();
     assert_eq!(
         table,
@@ -196,7 +196,7 @@ cloud-1         not an edge node
 }
 
 #[tokio::test]
-async fn one_file_may_hold_all_kinds_and_lists_may_be_typed() {
+async fn reads_mixed_kinds_and_typed_lists() {
     let all = format!("{JOB}---{NODES}---{SECRETS}");
     let whole = run_on(&all, &all, Some(&all), Output::Json).await;
     assert_eq!(whole, run_on(JOB, NODES, Some(SECRETS), Output::Json).await);
@@ -216,7 +216,7 @@ async fn one_file_may_hold_all_kinds_and_lists_may_be_typed() {
 }
 
 #[tokio::test]
-async fn a_file_of_ten_thousand_nodes_is_read() {
+async fn reads_ten_thousand_nodes() {
     let mut nodes = "apiVersion: v1\nkind: List\nitems:\n".to_owned();
     for i in 0..10_000 {
         write!(nodes, "- apiVersion: v1\n  kind: Node\n  metadata: {{name: edge-{i}, labels: {{node-role.kubernetes.io/edge: ''").unwrap();
@@ -241,7 +241,7 @@ fn node_list(names: impl Iterator<Item = String>, label: &str) -> String {
 }
 
 #[tokio::test]
-async fn nodes_that_pull_the_same_share_their_lines() {
+async fn nodes_with_equal_pulls_share_lines() {
     let edges = node_list((0..500).map(|i| format!("edge-{i:03}")), "node-role.kubernetes.io/edge: ''");
     let others = node_list((0..6).map(|i| format!("cloud-{}", i + 2)), "a: b");
     let job = JOB.replace("nodeNames: [edge-1, cloud-1, edge-2]", "labelSelector: {}");
@@ -264,7 +264,7 @@ async fn nodes_that_pull_the_same_share_their_lines() {
 }
 
 #[tokio::test]
-async fn what_the_job_says_without_any_effect_is_a_warning() {
+async fn fields_without_effect_are_warnings() {
     let job = JOB.replace("region=hangzhou", "region=beijing").replace(
         "    nodeNames:",
         "    registrySecrets:\n    - {registry: harbor.docker.hub, imageSecret: a/b}\n    - {registry: harbor.docker.hbu, \
@@ -282,7 +282,7 @@ async fn what_the_job_says_without_any_effect_is_a_warning() {
 }
 
 #[tokio::test]
-async fn names_without_a_node_are_a_warning_unless_the_job_allows_them() {
+async fn unknown_node_names_are_warnings_unless_allowed() {
     let job = JOB.replace("[edge-1, cloud-1, edge-2]", "[edge-1, egde-2, edge-3]");
     let json: Value = serde_json::from_str(&plan_of(&job, NODES, None, Output::Json).await.unwrap()).unwrap();
     let warning = "spec.imagePrePullTemplate.nodeNames: 2 names have no Node and would count as failed, such as egde-2: \
@@ -294,7 +294,7 @@ async fn names_without_a_node_are_a_warning_unless_the_job_allows_them() {
 }
 
 #[tokio::test]
-async fn an_unknown_field_is_an_error_with_the_field_that_was_meant() {
+async fn an_unknown_field_gets_a_suggestion() {
     let template = |line: &str| JOB.replace("    nodeNames:", &format!("    {line}\n    nodeNames:"));
     for (job, message) in [
         (
@@ -366,7 +366,7 @@ async fn a_list_is_not_read_as_an_object() {
 }
 
 #[tokio::test]
-async fn a_value_of_the_wrong_type_is_an_error_with_its_field_and_the_remedy() {
+async fn a_wrong_type_names_field_and_remedy() {
     for (line, message) in [
         ("failureTolerate: 0.25", "failureTolerate: a text is expected, and not 0.25: quote it"),
         (
@@ -436,7 +436,7 @@ async fn aliases_cannot_make_a_small_file_large() {
 }
 
 #[tokio::test]
-async fn a_refused_job_is_an_error_with_the_reason() {
+async fn a_refused_job_fails_with_a_reason() {
     let job = JOB.replace("nginx:1.25", "Nginx");
     assert_eq!(
         refused(&job, NODES, None).await,
@@ -452,7 +452,7 @@ async fn a_refused_job_is_an_error_with_the_reason() {
 }
 
 #[tokio::test]
-async fn an_error_names_the_file_that_caused_it() {
+async fn an_error_names_its_file() {
     for (job, nodes, secrets, message) in [
         ("", NODES, None, "job.yaml: no ImagePrePullJob in it, but nothing at all"),
         (NODES, NODES, None, "job.yaml: no ImagePrePullJob in it, but 1 ConfigMap, 3 Node"),
@@ -522,7 +522,7 @@ async fn no_error_quotes_a_secrets_file() {
 }
 
 #[test]
-fn only_the_job_is_required_and_the_output_is_a_table_by_default() {
+fn plan_requires_a_job_and_prints_tables() {
     #[derive(clap::Parser)]
     struct Program {
         #[command(flatten)]
@@ -539,7 +539,7 @@ fn only_the_job_is_required_and_the_output_is_a_table_by_default() {
 }
 
 #[tokio::test]
-async fn the_plan_says_which_consent_is_missing_and_how_to_give_it() {
+async fn a_missing_consent_is_shown_with_its_remedy() {
     let of = async |secrets: &str| {
         let (printed, result) =
             run_with(true, SizeArgs::default(), JOB, NODES, Some(secrets), Output::Json).await;
@@ -571,7 +571,7 @@ async fn the_plan_says_which_consent_is_missing_and_how_to_give_it() {
 }
 
 #[tokio::test]
-async fn labels_that_a_node_can_give_itself_are_a_warning() {
+async fn kubelet_settable_labels_are_warnings() {
     let job = JOB.replace("node-restriction.kubernetes.io/region=hangzhou", "\"!region\"");
     let json = plan_of(&job, NODES, None, Output::Json).await.unwrap();
     let plan: Value = serde_json::from_str(&json).unwrap();
@@ -581,7 +581,7 @@ async fn labels_that_a_node_can_give_itself_are_a_warning() {
 }
 
 #[tokio::test]
-async fn the_plan_shows_how_the_images_would_be_downloaded_and_which_keys_are_of_no_use() {
+async fn shows_download_settings_and_useless_keys() {
     let said = "
   download: {maxRate: 2Mi}
   windows:
@@ -615,7 +615,7 @@ async fn the_plan_shows_how_the_images_would_be_downloaded_and_which_keys_are_of
 }
 
 #[tokio::test]
-async fn a_registry_that_is_silent_or_not_there_leaves_sizes_unknown_and_fails_nothing() {
+async fn an_unreachable_registry_leaves_sizes_unknown() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let (silent_at, gone_at) = (silent.local_addr().unwrap(), gone.local_addr().unwrap());
@@ -650,7 +650,7 @@ async fn a_registry_that_is_silent_or_not_there_leaves_sizes_unknown_and_fails_n
 }
 
 #[tokio::test]
-async fn sites_are_listed_and_a_node_without_one_is_a_warning_where_nodes_share() {
+async fn a_sharing_node_without_site_is_a_warning() {
     let label = prepull_engine::sites::SITE_LABEL;
     let nodes = NODES.replace("region: hangzhou}", &format!("region: hangzhou, {label}: ship-7}}"));
     let json = plan_of(JOB, &nodes, None, Output::Json).await.unwrap();
@@ -671,7 +671,7 @@ async fn sites_are_listed_and_a_node_without_one_is_a_warning_where_nodes_share(
 
 /// Users copy the examples, so each of them must work as it is.
 #[test]
-fn every_sample_and_every_example_of_the_documentation_is_a_valid_job() {
+fn samples_and_documented_examples_are_valid() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let files = |folder: &str| {
         let files = std::fs::read_dir(root.join(folder)).unwrap().flatten().map(|file| file.path());

@@ -74,7 +74,7 @@ fn only(list: EdgeList) -> Edge {
 }
 
 #[test]
-fn an_edge_shows_what_it_has_said_and_when_it_was_last_there() {
+fn lists_an_edges_reports_and_last_connection() {
     let (directory, nodes) = (Directory::default(), [node("a", "north")]);
     directory.connect(&"a".into(), SESSION, &hello(), UNIX_EPOCH, at(10));
     let connected = Edge {
@@ -121,7 +121,7 @@ fn an_edge_shows_what_it_has_said_and_when_it_was_last_there() {
 }
 
 #[test]
-fn an_edge_that_has_not_come_back_to_a_new_leader_is_shown_by_its_node() {
+fn a_new_leader_lists_edges_by_node() {
     let list = list(&Directory::default(), &[node("a", "north"), node("stolen", "")], "limit=1");
     assert_eq!((list.total, list.connected, list.known_since), (2, 0, Time(at(0))));
     let expected = Edge {
@@ -135,7 +135,7 @@ fn an_edge_that_has_not_come_back_to_a_new_leader_is_shown_by_its_node() {
 }
 
 #[test]
-fn what_a_session_that_was_replaced_says_counts_for_nothing() {
+fn a_replaced_session_is_ignored() {
     let (directory, nodes) = (Directory::default(), [node("a", "")]);
     directory.connect(&"a".into(), SESSION, &hello(), UNIX_EPOCH, at(1));
     let newer = Hello { version: "0.3.0".to_owned(), ..Hello::default() };
@@ -148,7 +148,7 @@ fn what_a_session_that_was_replaced_says_counts_for_nothing() {
 }
 
 #[test]
-fn pages_follow_each_other_and_count_what_was_asked_for_as_a_whole() {
+fn pages_are_consecutive_and_count_all_matches() {
     let directory = Directory::default();
     let other = NodeView { name: "cloud".into(), labels: BTreeMap::new(), ready: true };
     let nodes = [node("a", "n"), node("b", "s"), node("c", "n"), other, node("d", "n"), node("e", "n")];
@@ -171,7 +171,7 @@ fn pages_follow_each_other_and_count_what_was_asked_for_as_a_whole() {
 }
 
 #[test]
-fn the_site_of_an_edge_is_the_value_of_the_leaders_label_or_of_the_one_that_is_asked_for() {
+fn a_query_can_override_the_site_label() {
     let (directory, nodes) = (Directory::default(), [node("a", "north")]);
     for (query, label, site) in [
         ("", "line", "l1"),
@@ -184,7 +184,7 @@ fn the_site_of_an_edge_is_the_value_of_the_leaders_label_or_of_the_one_that_is_a
 }
 
 #[test]
-fn an_edge_whose_node_was_deleted_is_forgotten_with_its_session() {
+fn an_edge_without_node_goes_with_its_session() {
     let (directory, nodes) = (Directory::default(), [node("a", ""), node("b", "")]);
     for name in ["a", "b"] {
         directory.connect(&name.into(), SESSION, &hello(), UNIX_EPOCH, at(1));

@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_is_kept_once_while_it_is_used() {
+    fn equal_words_share_memory_while_used() {
         let mut words = Words::default();
         let first = words.keep("containerd 1.7.24");
         assert!(Arc::ptr_eq(&first, &words.keep("containerd 1.7.24")));

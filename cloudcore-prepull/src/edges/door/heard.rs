@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_client_is_silent_since_its_last_byte_unless_we_work_for_it() {
+    async fn silence_counts_only_while_we_are_idle() {
         let (mut client, server) = tokio::io::duplex(16);
         let mut heard = HeardStream::new(server, Attention::begin());
         let (attention, second) = (heard.observer().clone(), Duration::from_secs(1));

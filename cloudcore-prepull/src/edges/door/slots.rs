@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_that_has_few_slots_overtakes_one_that_has_many() {
+    fn sources_with_fewer_slots_go_first() {
         let slots = Slots::new(3);
         let mut held: Vec<_> = (0..3).map(|_| slots.try_take(source(66)).unwrap()).collect();
         assert!(slots.try_take(source(1)).is_none() && !slots.are_awaited());

@@ -90,7 +90,7 @@ mod tests {
     use crate::edges::pki::{Authority, CaSet};
 
     #[test]
-    fn what_is_published_holds_no_key_and_names_the_ca_that_signs() {
+    fn publishes_the_signing_ca_without_keys() {
         let now = SystemTime::now();
         let (signer, other) = (Authority::generate(now).unwrap().0, Authority::generate(now).unwrap().0);
         let fingerprint = signer.fingerprint();

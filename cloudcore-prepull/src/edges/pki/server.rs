@@ -196,7 +196,7 @@ mod tests {
     use crate::edges::pki::Authority;
 
     #[test]
-    fn an_advertised_value_is_a_dns_name_or_an_ip_address() {
+    fn advertised_values_are_dns_names_or_ips() {
         let advertise = ["cloud.example", "192.0.2.7", "localhost", "2001:db8::7"].map(str::to_owned);
         assert_eq!(subject_names(&advertise).unwrap().len(), 6);
         for bad in ["", "https://cloud.example", "cloud.example:10000", "a b"] {
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn the_certificate_is_renewed_when_a_third_of_its_life_is_left() {
+    fn a_certificate_renews_with_a_third_left() {
         let (authority, _) = Authority::generate(SystemTime::now()).unwrap();
         let identity = ServerIdentity::new(authority, &[]).unwrap();
         let (first, day) = (identity.serving(), Duration::from_secs(24 * 3600));

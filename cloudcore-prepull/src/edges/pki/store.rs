@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ca_is_read_back_from_files_and_a_missing_file_is_named() {
+    fn reads_a_ca_from_files() {
         let dir = tempfile::tempdir().unwrap();
         let (authority, key) = Authority::generate(SystemTime::now()).unwrap();
         let (crt_path, key_path) = (dir.path().join("ca.crt"), dir.path().join("ca.key"));
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn files_hold_the_signer_first_then_what_is_trusted_and_what_the_signer_is_certified_by() {
+    fn files_hold_signer_trusted_and_cross_certificates() {
         let dir = tempfile::tempdir().unwrap();
         let now = SystemTime::now();
         let ((old, _), (new, key)) = (Authority::generate(now).unwrap(), Authority::generate(now).unwrap());

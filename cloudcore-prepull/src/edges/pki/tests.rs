@@ -25,7 +25,7 @@ fn greedy_csr(key: &KeyPair) -> String {
 }
 
 #[test]
-fn only_the_public_key_is_taken_from_a_csr() {
+fn a_csr_yields_only_its_public_key() {
     let (authority, key, now) = (authority(), KeyPair::generate().unwrap(), SystemTime::now());
     let csr = VerifiedCsr::from_pem(&greedy_csr(&key)).unwrap();
     let signed = authority.sign_client(&csr, &"edge-1".into(), SubjectForm::Own, 30 * DAY, now).unwrap();
@@ -72,7 +72,7 @@ fn no_certificate_outlives_the_ca() {
 }
 
 #[test]
-fn a_csr_without_a_valid_signature_or_key_type_is_refused() {
+fn csrs_need_valid_signature_and_key_type() {
     let pem = greedy_csr(&KeyPair::generate().unwrap());
     let mut der =
         rustls_pki_types::CertificateSigningRequestDer::from_pem_slice(pem.as_bytes()).unwrap().to_vec();
@@ -110,7 +110,7 @@ fn an_unusable_ca_is_refused_with_the_reason() {
 }
 
 #[test]
-fn a_ca_with_the_key_of_the_clusters_is_refused_also_with_another_certificate() {
+fn a_ca_with_the_clusters_key_is_refused() {
     let now = SystemTime::now();
     let ((own, _), (clusters, key)) = (Authority::generate(now).unwrap(), Authority::generate(now).unwrap());
     let mut params = certificate_params(now, now + DAY).unwrap();

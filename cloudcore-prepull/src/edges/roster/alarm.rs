@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_node_is_told_of_once_in_a_while_and_a_fleet_at_a_rate() {
+    fn alarms_are_limited_per_node_and_fleet() {
         let (start, pause) = (Instant::now(), Duration::from_secs(600));
         let mut told = Told::default();
         let mut tell = |reason, after| told.may_tell(&"edge-1".into(), reason, start + after);

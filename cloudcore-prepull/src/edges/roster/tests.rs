@@ -81,7 +81,7 @@ async fn a_refused_renewal_takes_no_turn() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_that_was_seen_is_recorded_soon_and_known_after_a_failover() {
+async fn a_used_key_survives_a_failover() {
     let roster = Roster::in_memory();
     roster.admit(&peer("edge-1", 1), CA).unwrap();
     assert!(stored(&roster, "edge-1").await.is_empty(), "nobody waits for the write");
@@ -103,7 +103,7 @@ async fn a_key_that_was_seen_is_recorded_soon_and_known_after_a_failover() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_revocation_is_found_by_whoever_writes_next_even_without_a_watch() {
+async fn writes_notice_a_revocation_without_a_watch() {
     let roster = Roster::in_memory();
     roster.join(&"edge-1".into(), Admission::Fleet, held(1)).await.unwrap();
     revoke(&roster, "edge-1").await;
@@ -145,7 +145,7 @@ async fn records_that_somebody_deletes_are_written_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_certificate_that_had_expired_is_told_of() {
+async fn an_expired_certificate_raises_an_alarm() {
     let roster = Roster::in_memory();
     let end = UNIX_EPOCH + LATER;
     roster.renew(&peer("edge-1", 1), held(2), end - Duration::from_secs(1)).await.unwrap();
@@ -154,7 +154,7 @@ async fn a_certificate_that_had_expired_is_told_of() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_was_made_just_now_is_waited_for() {
+async fn waits_for_a_node_just_created() {
     let (roster, begun, second) = (Roster::in_memory(), Instant::now(), Duration::from_secs(1));
     roster.set_nodes(std::iter::empty());
     let (joined, renewed, ()) = tokio::join!(
@@ -173,7 +173,7 @@ async fn a_node_that_was_made_just_now_is_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn edges_of_many_nodes_that_do_not_exist_are_refused_at_once() {
+async fn many_unknown_nodes_are_refused_at_once() {
     let (roster, begun) = (Roster::in_memory(), Instant::now());
     roster.set_nodes(std::iter::empty());
     let waits = (0..1000).map(|n| {

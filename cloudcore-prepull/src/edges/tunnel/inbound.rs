@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn results_are_delayed_but_never_end_the_session() {
+    fn results_never_end_the_session() {
         let (sent, outcome) = send_for_ten_minutes(1000, |_| true, Duration::ZERO);
         assert_eq!(outcome, Ok(()));
         assert!((90_000..91_000).contains(&sent), "{sent}");
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn large_progress_is_delayed_but_never_ends_the_session() {
+    fn large_progress_never_ends_the_session() {
         assert_eq!(send_for_ten_minutes(100_000, |_| false, Duration::ZERO).1, Ok(()));
     }
 
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_ends_the_session_even_if_reading_resumes_late() {
+    fn a_flood_ends_a_late_reading_session() {
         let late = Duration::from_millis(20);
         let (mut now, mut sent) = (Instant::now(), 0);
         let mut inbound = InboundLimit::new();
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_count_of_delayed_messages_is_reset_at_rest() {
+    fn rest_resets_the_delayed_message_count() {
         let mut now = Instant::now();
         let mut inbound = InboundLimit::new();
         // After each outage, the node sends more than the burst.

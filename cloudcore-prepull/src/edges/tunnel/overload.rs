@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_controller_counts_as_behind_for_as_long_as_it_stalled() {
+    fn after_a_stall_the_controller_counts_as_behind() {
         let start = Instant::now();
         let (overload, second) = (Overload::new(EdgeMetrics::default(), start), Duration::from_secs(1));
         assert!(!overload.is_controller_behind(start));

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_full_of_messages_or_of_bytes_closes_the_session() {
+    fn a_full_queue_closes_the_session() {
         for (reason, fits) in [("x".to_owned(), MAX_QUEUED), ("x".repeat(1024 * 1000), 4)] {
             let sessions = Sessions::default();
             let outbox = sessions.register(node(), SessionTrust::default(), KEY);
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_session_replaces_the_first_and_outlives_its_end() {
+    fn a_second_session_replaces_the_first() {
         let sessions = Sessions::default();
         let first = sessions.register(node(), SessionTrust::default(), KEY);
         let second = sessions.register(node(), SessionTrust::default(), KEY);
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_is_disconnected_with_a_reason_unless_it_was_replaced() {
+    fn disconnects_only_the_current_session() {
         let sessions = Sessions::default();
         let first = sessions.register(node(), SessionTrust::default(), KEY);
         let second = sessions.register(node(), SessionTrust::default(), KEY);
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drain_gives_every_node_its_own_return_time_before_it_closes() {
+    fn a_drain_spreads_the_return_times() {
         let sessions = Sessions::default();
         let outboxes =
             ["a", "b", "c", "d"].map(|name| sessions.register(name.into(), SessionTrust::default(), KEY));
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn an_immediate_close_does_not_wait_for_a_write_in_progress() {
+    fn an_immediate_close_waits_for_no_write() {
         let sessions = Sessions::default();
         let outbox = sessions.register(node(), SessionTrust::default(), KEY);
         sessions.send(&node(), cancel("x")).unwrap();

@@ -83,7 +83,7 @@ mod tests {
     use crate::edges::pki::Authority;
 
     #[test]
-    fn an_edge_is_told_until_it_trusts_the_cas_and_has_a_certificate_of_the_signer() {
+    fn announces_cas_until_the_edge_has_them() {
         let cas = CaSet::from(Authority::generate(SystemTime::now()).unwrap().0);
         let signer = cas.signer().fingerprint();
         let session = |issuer, trusts: Option<String>| {

@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn read_and_write_share_the_deadline_of_an_attempt() {
+    async fn reads_and_writes_share_one_deadline() {
         let timing = Timing::new(15 * SECOND, 10 * SECOND, 2 * SECOND).unwrap();
         let mut elector = Elector {
             api: Api::namespaced(Client::new(tower::service_fn(slow), "default"), "default"),

@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_does_not_lead_reads_and_does_not_write() {
+    async fn a_standby_reads_but_never_writes() {
         let leadership = Leadership::standby();
         let mut server = Fence(leadership.clone()).layer(Server);
         let mut passes = async |method: Method| {

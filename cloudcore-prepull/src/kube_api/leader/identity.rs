@@ -19,7 +19,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_process_is_a_holder_of_its_own() {
+    fn each_process_has_its_own_identity() {
         let (one, other) = (new_identity().unwrap(), new_identity().unwrap());
         assert_ne!(one, other);
         assert_eq!(one.rsplit_once('_').unwrap().0, other.rsplit_once('_').unwrap().0);

@@ -189,7 +189,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn a_term_ends_by_the_clock_and_does_not_come_back() {
+    fn an_expired_term_does_not_resume() {
         let (leadership, now) = (Leadership::standby(), Instant::now());
         assert!(!leadership.is_leader_at(now));
         assert!(leadership.leads_until(now + SECOND, now));
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_term_that_is_over_before_it_begins_does_not_begin() {
+    fn an_overdue_term_does_not_begin() {
         let (leadership, now) = (Leadership::standby(), Instant::now());
         assert!(!leadership.leads_until(now, now));
         assert!(leadership.leads_until(now + SECOND, now), "the next attempt may");

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_that_hangs_leaves_time_for_another() {
+    fn a_hanging_attempt_leaves_time_for_another() {
         for (deadline, period) in [(10_000, 2000), (3000, 500), (10_000, 9000)] {
             let timing = Timing::new(ms(15_000), ms(deadline), ms(period)).unwrap();
             assert!(ms(period) + 2 * timing.attempt_limit() <= ms(deadline), "{timing:?}");

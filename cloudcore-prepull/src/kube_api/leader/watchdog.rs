@@ -61,14 +61,14 @@ mod tests {
     }
 
     #[test]
-    fn a_term_that_nobody_renews_ends_the_process() {
+    fn an_unrenewed_term_ends_the_process() {
         let (leadership, ends, began) = watched();
         assert!(ends.recv_timeout(LIMIT).unwrap() >= began + SOON);
         assert!(!leadership.is_leader());
     }
 
     #[test]
-    fn a_term_that_is_renewed_ends_only_when_it_is_lost() {
+    fn a_renewed_term_ends_once_lost() {
         let (leadership, ends, began) = watched();
         assert!(leadership.leads_until(began + LIMIT * 2, began));
         ends.recv_timeout(SOON * 4).unwrap_err();

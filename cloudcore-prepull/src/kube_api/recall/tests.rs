@@ -76,7 +76,7 @@ async fn a_report_of_another_job_is_none() {
 }
 
 #[tokio::test]
-async fn another_job_of_the_name_is_not_read() {
+async fn a_namesakes_reports_are_not_read() {
     let (client, _) = answering(|_| job(1));
     let (object, reports) = Recalls::new(client).read(&JobUid("other".to_owned()), "a").await;
     assert!(object.is_none() && reports.is_empty());

@@ -8,7 +8,7 @@ use super::*;
 use crate::kube_api::fake_api::{answering, refusal};
 
 #[tokio::test]
-async fn a_write_over_another_spec_reads_the_job() {
+async fn a_refused_status_write_rereads_the_job() {
     for (generation, is_edited) in [(1, false), (2, true)] {
         let refused = AtomicBool::default();
         let (client, requests) = answering(move |target| {

@@ -68,7 +68,7 @@ async fn a_write_that_panics_counts_as_failed() {
 }
 
 #[tokio::test]
-async fn the_end_of_a_vital_task_ends_the_core_except_at_the_shutdown() {
+async fn a_dead_vital_task_ends_the_core() {
     let (inputs, mut inbox) = mpsc::channel(1);
     let (mut core, shutdown) = (core(inputs), CancellationToken::new());
     core.vital.guard("the watch of nodes", async {}).await;

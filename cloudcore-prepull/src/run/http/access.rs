@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_who_may_get_the_path_reads_the_metrics() {
+    async fn metrics_need_the_right_to_get_them() {
         let (access, _) = api_server();
         assert_eq!(access.check(None).await.unwrap_err().0, StatusCode::UNAUTHORIZED);
         for (header, expected) in [
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_flood_of_unknown_tokens_costs_few_requests_and_no_collector_its_right() {
+    async fn unknown_tokens_do_not_lock_out_collectors() {
         let (access, requests) = api_server();
         assert_eq!(status(&access, "Bearer collector").await, 200);
         tokio::time::advance(GOOD_FOR).await;

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_read_only_if_certificate_and_key_belong_together() {
+    fn certificate_and_key_must_match() {
         let (dir, provider) = (tempfile::tempdir().unwrap(), rustls::crypto::ring::default_provider());
         let make = || rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
         let (one, other) = (make(), make());

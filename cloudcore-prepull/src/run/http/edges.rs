@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_the_leader_lists_edges_and_only_once_it_knows_them() {
+    async fn only_a_ready_leader_lists_edges() {
         let desk = EdgesDesk::new(Leadership::undisputed(), Vec::new());
         let (status, text) = answer(&desk, Method::GET, "/edges").await;
         assert_eq!((status, text.contains("knows no edges yet")), (503, true), "{text}");
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_a_question_about_edges_is_refused_with_the_reason() {
+    async fn invalid_edge_queries_are_refused_with_reason() {
         let desk = EdgesDesk::new(Leadership::undisputed(), Vec::new());
         open(&desk);
         for (method, target, expected) in [

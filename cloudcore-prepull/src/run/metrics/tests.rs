@@ -166,7 +166,7 @@ fn named(text: &str) -> BTreeSet<&str> {
 }
 
 #[test]
-fn dashboard_and_alerts_name_metrics_that_exist_and_the_manual_names_them_all() {
+fn dashboards_alerts_and_docs_match_the_metrics() {
     let exist: BTreeSet<_> = [Counted::NAMES, EdgeMetrics::NAMES, RosterMetrics::NAMES, SiteSeries::NAMES]
         .concat()
         .into_iter()
@@ -189,7 +189,7 @@ fn dashboard_and_alerts_name_metrics_that_exist_and_the_manual_names_them_all() 
 }
 
 #[test]
-fn the_series_of_jobs_are_bounded_and_go_with_them() {
+fn job_series_are_bounded_and_removed() {
     let metrics = Metrics::default();
     let nodes = Summary { pending: 1, ..Summary::default() };
     let names: Vec<_> = (0..MAX_JOBS + 50).map(|number| format!("job-{number:03}")).collect();

@@ -118,7 +118,7 @@ fn answer(head: &str) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn each_question_is_asked_once_and_each_layer_counts_once_on_a_node() {
+async fn shared_questions_and_layers_count_once() {
     let server = Server::start().await;
     let image = |path: &str, policy| planned(&format!("{}/{path}", server.at), policy);
     let [one, twin, gone, never] = [
@@ -153,7 +153,7 @@ async fn each_question_is_asked_once_and_each_layer_counts_once_on_a_node() {
 }
 
 #[test]
-fn the_uplink_of_a_site_carries_each_layer_once_for_those_that_pull_the_same_images() {
+fn a_site_downloads_each_layer_once() {
     let (amd64, arm64) = (platform("amd64"), platform("arm64"));
     let plan = |images: &[&str]| NodePlan {
         images: images.iter().map(|image| planned(image, PullPolicy::IfNotPresent)).collect(),

@@ -74,7 +74,7 @@ async fn a_token_yields_a_certificate_for_its_node() {
 }
 
 #[tokio::test]
-async fn every_refusal_gives_a_reason_and_never_quotes_the_token() {
+async fn refusals_have_reasons_without_the_token() {
     let (routes, key, now) = (routes(), KeyPair::generate().unwrap(), SystemTime::now());
     let fleet = routes.tokens.stored().create([0; 32], Scope::Fleet, HOUR, now).await.unwrap();
     let past = routes.tokens.stored().create([0; 32], Scope::Fleet, HOUR, now - 2 * HOUR).await;
@@ -105,7 +105,7 @@ async fn every_refusal_gives_a_reason_and_never_quotes_the_token() {
 
 /// Wrong tokens cannot be guessed and cost nothing: there is nothing to limit, and behind a NAT it would hit others.
 #[tokio::test]
-async fn a_valid_token_is_good_however_many_wrong_ones_came_before() {
+async fn wrong_tokens_dont_block_a_valid_one() {
     let (routes, key) = (routes(), KeyPair::generate().unwrap());
     let token = routes.tokens.stored().create([0; 32], Scope::Fleet, HOUR, SystemTime::now()).await.unwrap();
     let wrong = JoinToken { secret: Sensitive::new("0".repeat(64)), ..token.clone() };
@@ -132,7 +132,7 @@ fn key_of(body: &str) -> KeyHash {
 }
 
 #[tokio::test]
-async fn a_renewal_may_be_repeated_until_its_key_is_seen_and_then_only_that_key_renews() {
+async fn a_renewal_repeats_until_its_key_is_used() {
     let (routes, second) = (routes(), KeyPair::generate().unwrap());
     for _ in 0..2 {
         // The answer was lost: the old certificate asks for the same key again.
@@ -150,7 +150,7 @@ async fn a_renewal_may_be_repeated_until_its_key_is_seen_and_then_only_that_key_
 }
 
 #[tokio::test]
-async fn a_node_is_told_when_to_renew_again() {
+async fn too_many_renewals_get_a_retry_time() {
     let (routes, key) = (routes(), KeyPair::generate().unwrap());
     for _ in 0..20 {
         assert_eq!(renew(&routes, peer("edge-1", 1), &key).await.0, 200);
@@ -189,7 +189,7 @@ async fn a_token_joins_a_node_at_a_bounded_rate() {
 }
 
 #[tokio::test]
-async fn a_fleets_token_admits_a_node_once_and_a_nodes_token_again() {
+async fn only_a_nodes_token_admits_it_again() {
     let routes = routes();
     let token = |scope| routes.tokens.stored().create([0; 32], scope, HOUR, SystemTime::now());
     let fleet = token(Scope::Fleet).await.unwrap();
@@ -205,7 +205,7 @@ async fn a_fleets_token_admits_a_node_once_and_a_nodes_token_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_fleets_token_admits_edge_nodes_of_the_cluster_only_and_no_node_renews_without_its_node() {
+async fn joins_and_renewals_need_a_node() {
     let (routes, key) = (routes(), KeyPair::generate().unwrap());
     let fleet = routes.tokens.stored().create([0; 32], Scope::Fleet, HOUR, SystemTime::now()).await.unwrap();
     routes.roster.set_nodes([("edge-1".into(), true), ("master".into(), false)].into_iter());
@@ -252,7 +252,7 @@ async fn the_ca_is_served_without_a_client_certificate() {
 }
 
 #[tokio::test]
-async fn an_edge_gets_the_subject_that_it_knows_and_the_old_one_only_while_that_is_accepted() {
+async fn the_old_subject_is_issued_only_while_accepted() {
     let (mut routes, key) = (routes(), KeyPair::generate().unwrap());
     let new = Ok(peer("edge-1", 1));
     let old = Ok(Peer { form: SubjectForm::Kubelet, ..peer("edge-1", 1) });

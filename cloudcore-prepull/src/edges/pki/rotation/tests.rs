@@ -34,7 +34,7 @@ fn is_server_trusted(set: &CaSet, roots: &[CertificateDer<'static>]) -> bool {
 }
 
 #[test]
-fn at_each_step_whoever_knows_the_ca_of_the_step_before_trusts_the_server() {
+fn each_step_keeps_the_trust_of_the_last() {
     let settled = read(Rotation::first(now()).unwrap());
     let old: Vec<_> = settled.set.trusted().cloned().collect();
     assert_eq!((settled.step, settled.since), (Step::Settled, None));
@@ -62,7 +62,7 @@ fn at_each_step_whoever_knows_the_ca_of_the_step_before_trusts_the_server() {
 }
 
 #[test]
-fn the_key_of_the_old_ca_is_gone_as_soon_as_the_new_one_signs() {
+fn the_old_key_goes_once_the_new_signs() {
     let first = Rotation::first(now()).unwrap();
     let old_key = first[KEY].clone();
     let announced = read(first).rotate(now()).unwrap();
@@ -72,7 +72,7 @@ fn the_key_of_the_old_ca_is_gone_as_soon_as_the_new_one_signs() {
 }
 
 #[test]
-fn a_release_that_knows_no_rotations_reads_a_ca_and_its_key_at_every_step() {
+fn older_releases_can_read_every_step() {
     let mut data = Rotation::first(now()).unwrap();
     let reads = |data: &BTreeMap<String, ByteString>| {
         let part = |name| std::str::from_utf8(&data[name].0).unwrap();
@@ -100,7 +100,7 @@ fn steps_are_made_in_their_order_alone() {
 }
 
 #[test]
-fn a_client_is_of_the_ca_that_has_signed_its_certificate() {
+fn a_client_belongs_to_its_signing_ca() {
     let announced = read(read(Rotation::first(now()).unwrap()).rotate(now()).unwrap());
     let signing = read(announced.activate(now()).unwrap());
     let leaf = |set: &CaSet| set.signer().sign_server(Vec::new(), now()).unwrap().0;
@@ -114,7 +114,7 @@ fn a_client_is_of_the_ca_that_has_signed_its_certificate() {
 }
 
 #[test]
-fn each_configuration_of_tls_has_a_ticket_key_of_its_own() {
+fn each_tls_config_has_its_own_ticket_key() {
     let announced = read(read(Rotation::first(now()).unwrap()).rotate(now()).unwrap());
     let signing = read(announced.activate(now()).unwrap());
     let retired = read(signing.retire(now()).unwrap());
@@ -153,7 +153,7 @@ mod pace {
     }
 
     #[test]
-    fn the_new_ca_signs_once_every_connected_edge_that_can_know_it_does() {
+    fn a_new_ca_signs_once_edges_know_it() {
         let announced = read(read(Rotation::first(now()).unwrap()).rotate(now()).unwrap());
         let begun = announced.since.unwrap();
         let due = |seconds, served, census| {
@@ -173,7 +173,7 @@ mod pace {
     }
 
     #[test]
-    fn the_old_ca_is_retired_when_its_certificates_are_past_and_no_connected_edge_needs_it() {
+    fn an_unneeded_expired_ca_is_retired() {
         let announced = read(read(Rotation::first(now()).unwrap()).rotate(now()).unwrap());
         let signing = read(announced.activate(now()).unwrap());
         let begun = signing.since.unwrap();

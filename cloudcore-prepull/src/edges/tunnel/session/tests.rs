@@ -17,7 +17,7 @@ use crate::run::metrics::Metrics;
 const SOON: Duration = Duration::from_secs(15);
 
 #[tokio::test]
-async fn a_node_that_is_refused_between_its_handshake_and_its_hello_is_sent_away() {
+async fn a_revocation_before_hello_ends_the_session() {
     let (authority, _) = Authority::generate(SystemTime::now()).unwrap();
     let identity = ServerIdentity::new(authority, &[]).unwrap();
     let (sessions, roster, settings) = (Sessions::default(), Roster::in_memory(), Settings::default());

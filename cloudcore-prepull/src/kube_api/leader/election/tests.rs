@@ -62,7 +62,7 @@ fn a_missing_lease_is_created() {
 }
 
 #[test]
-fn a_lease_is_taken_when_it_was_not_seen_to_change_for_its_duration_and_not_before() {
+fn a_lease_is_taken_after_its_duration_unchanged() {
     let (mut b, now) = (replica("b"), Instant::now());
     // The times in the Lease are of the year 2001: they do not count.
     let wait = Step::Wait { holder: "a".to_owned(), until: now + DURATION };
@@ -80,7 +80,7 @@ fn a_lease_is_taken_when_it_was_not_seen_to_change_for_its_duration_and_not_befo
 }
 
 #[test]
-fn a_standby_waits_for_the_duration_that_the_holder_promised() {
+fn a_standby_waits_for_the_holders_duration() {
     let (mut b, now) = (replica("b"), Instant::now());
     let mut long = lease("a", "7");
     long.spec.as_mut().unwrap().lease_duration_seconds = Some(60);
@@ -103,7 +103,7 @@ fn a_released_lease_is_taken_at_once() {
 }
 
 #[test]
-fn a_renewal_changes_the_lease_even_if_the_clock_goes_back() {
+fn renewals_change_leases_despite_clock_jumps() {
     let (mut a, now) = (replica("a"), Instant::now());
     a.mark_leading();
     let earlier = wall() - Duration::from_secs(3600);
@@ -113,7 +113,7 @@ fn a_renewal_changes_the_lease_even_if_the_clock_goes_back() {
 }
 
 #[test]
-fn a_deposed_leader_neither_waits_nor_takes_the_lease_back() {
+fn a_deposed_leader_does_not_retake_the_lease() {
     let (mut a, now) = (replica("a"), Instant::now());
     a.mark_leading();
     let deposed = Step::Deposed { by: Some("b".to_owned()) };
@@ -123,7 +123,7 @@ fn a_deposed_leader_neither_waits_nor_takes_the_lease_back() {
 }
 
 #[test]
-fn a_deleted_lease_is_not_free_before_its_holder_must_have_stopped() {
+fn a_deleted_lease_blocks_for_its_duration() {
     let (mut a, mut b, now) = (replica("a"), replica("b"), Instant::now());
     b.step(Some(&lease("a", "7")), now, wall());
     let wait = Step::Wait { holder: "a".to_owned(), until: now + DURATION };

@@ -72,7 +72,7 @@ fn attribute<'a>(span: &'a SpanData, key: &str) -> Option<&'a Value> {
 }
 
 #[test]
-fn a_task_is_a_trace_of_its_node_its_edge_and_each_image_that_was_tried() {
+fn a_trace_has_task_and_image_spans() {
     let spans = ended().spans();
     let shown: Vec<_> = spans.iter().map(|span| (&*span.name, times(span))).collect();
     assert_eq!(
@@ -106,7 +106,7 @@ fn a_task_is_a_trace_of_its_node_its_edge_and_each_image_that_was_tried() {
 }
 
 #[test]
-fn a_result_that_is_told_twice_makes_the_same_spans_and_another_attempt_other_ones() {
+fn a_repeated_result_makes_equal_spans() {
     let ids = |ended: &Ended| -> Vec<_> {
         ended.spans().iter().map(|span| (span.span_context.trace_id(), span.span_context.span_id())).collect()
     };
@@ -121,7 +121,7 @@ fn a_result_that_is_told_twice_makes_the_same_spans_and_another_attempt_other_on
 }
 
 #[test]
-fn times_that_an_edge_makes_up_stay_within_the_task() {
+fn invented_times_stay_within_the_task() {
     let mut liar = ended();
     liar.known.started = None;
     liar.result.took = Duration::MAX;
