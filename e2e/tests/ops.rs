@@ -160,13 +160,13 @@ async fn a_person_sees_edges_and_problems() -> Result<()> {
     let said = me.runs("check").await?.is(
         1,
         &[
-            "✗ nobody leads: the last leader gave its Lease back",
+            "✗ no replica leads: the last leader gave its Lease back",
             "✗ the edges are not listed: the API server cannot connect",
         ],
     )?;
     eprintln!("check, without a leader\n{}", said.out);
     ann.runs("check")
         .await?
-        .is(1, &["✗ you lack the right to get imageprepulljobs", "! whether somebody leads is not known"])?;
+        .is(1, &["✗ you lack the right to get imageprepulljobs", "! whether a replica leads is not known"])?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! How amounts are written: bytes, times, counts.
+//! Formats of bytes, times and counts.
 
 use indicatif::HumanBytes;
 use jiff::Timestamp;
@@ -69,14 +69,14 @@ mod tests {
     }
 
     #[test]
-    fn a_unit_is_written_once_where_it_is_the_same() {
+    fn equal_units_are_written_once() {
         assert_eq!(part_of(5 << 20, 10 << 20), "5.00 of 10.00 MiB");
         assert_eq!(part_of(512 << 10, 10 << 20), "512.00 KiB of 10.00 MiB");
         assert_eq!(part_of(0, 0), "0 of 0 B");
     }
 
     #[test]
-    fn counts_and_lists_say_how_many_there_are() {
+    fn counts_and_cut_lists_show_numbers() {
         assert_eq!((count(1, "node").as_str(), count(0, "node").as_str()), ("1 node", "0 nodes"));
         let names = ["a".to_owned(), "b".to_owned()];
         assert_eq!((listed(&names, 2).as_str(), listed(&names, 5).as_str()), ("a, b", "a, b and 3 more"));

@@ -1,4 +1,4 @@
-//! What must be true, point by point, each with its remedy: what `why` and `check` print.
+//! The checklist that `why` and `check` print: points, each with its remedy.
 
 use serde::Serialize;
 

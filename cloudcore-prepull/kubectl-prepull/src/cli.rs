@@ -62,7 +62,7 @@ pub(crate) enum Command {
     /// Try the nodes of a job that has ended again, as far as they lack an image.
     #[command(after_help = "\
 The nodes that failed, are unknown or never started are tried again; what is on a node already is not pulled again. A job
-whose spec was refused is corrected instead (`kubectl edit ippj JOB`): it is looked at again after each edit. Images that were
+with a refused spec is corrected instead (`kubectl edit ippj JOB`): it is looked at again after each edit. Images that were
 removed since are found by `verify`.
 
 Example:
@@ -76,7 +76,7 @@ Example:
     /// Let a suspended job go on.
     #[command(after_help = "Example:\n  kubectl prepull resume spring-release")]
     Resume(OwnJob),
-    /// End a job now: nodes that are pulling are told to stop, and no further one starts.
+    /// End a job now: nodes that are pulling stop, and no further one starts.
     #[command(after_help = "\
 The job becomes a Failure with the reason Cancelled, within a second or two, and keeps its record. Nodes that wait never start,
 also those of a suspended job. That is for good: neither `retry` nor `resume` takes it up again; for that, create a new job. What

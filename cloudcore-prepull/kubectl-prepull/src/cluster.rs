@@ -9,7 +9,7 @@ use kube::{Client, Config};
 use crate::problem::{Place, explain};
 use crate::session::GlobalArgs;
 
-/// How long a connection may take to be made: beyond that, nobody is there, or a firewall drops what is sent.
+/// Upper bound for making a connection: beyond that the server is gone, or a firewall drops our packets.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a request may go without a byte of an answer. Longer than an idle watch, which the API server ends after
 /// 290 s.

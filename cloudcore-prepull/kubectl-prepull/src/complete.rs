@@ -83,7 +83,7 @@ fn wanted(root: &Command, words: &[String]) -> (Wanted, GlobalArgs) {
         Some((typed, before)) => (typed.as_str(), before),
         None => ("", words),
     };
-    // The flag whose value comes next.
+    // The flag that takes the next word as its value.
     let mut open: Option<&Arg> = None;
     for word in before {
         if let Some(flag) = open.take() {
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_flags_and_values_are_completed_from_the_command_line_itself() {
+    fn completes_commands_flags_and_values() {
         assert!(has("", "status") && has("st", "suspend"));
         assert!(has("status --", "--watch") && has("status --", "--context") && has("run --", "--wave"));
         assert!(has("status web -o ", "json") && has("status --output ", "wide"));
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_nodes_and_files_are_asked_for_where_they_are_wanted() {
+    fn completes_jobs_nodes_and_files() {
         for (line, expected) in [
             ("status ", Wanted::Job),
             ("status --watch we", Wanted::Job),

@@ -100,8 +100,7 @@ async fn read<T: DeserializeOwned>(cluster: &Cluster, system: &SystemArgs, path:
 /// What there is of cloudcore-prepull in a namespace where the list has no address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Door {
-    /// The Service of the list, which nothing is behind yet: of endpoints that are missing, the API server says that the
-    /// Service is.
+    /// The Service has no endpoints yet. The API server then reports the Service itself as missing.
     Leaderless,
     /// The Service at which edges dial in, and that of the list is missing.
     There,
@@ -132,7 +131,7 @@ fn trouble(answer: &Status, namespace: &str, door: Door) -> Option<String> {
     let said = answer.message.trim();
     if let Some(right) = MissingRight::of(answer) {
         return Some(format!(
-            "{right}, of the Service {SERVICE}. Whoever administers the cluster can grant it: \
+            "{right}, of the Service {SERVICE}. An administrator of the cluster can grant it: \
              manifests/cloudcore-prepull/optional/edges-reader.yaml has the role"
         ));
     }
@@ -189,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_sees_no_edges_reads_whether_a_right_the_leader_or_a_version_is_missing() {
+    fn missing_rights_leader_and_version_are_distinguished() {
         let forbidden = "services \"cloudcore-prepull-edges\" is forbidden: User \"jane\" cannot get resource \
                          \"services/proxy\" in API group \"\" in the namespace \"prepull-system\"";
         let missing = "services \"cloudcore-prepull-edges\" not found";

@@ -78,7 +78,7 @@ pub(crate) async fn look_again(cluster: &Cluster, name: &KruiseName) -> anyhow::
     Ok(Some(Seen { name: name.clone(), namespace: cluster.namespace().to_owned(), list, jobs }))
 }
 
-/// Reads what a job, or each job of a list, says of one node.
+/// Reads the record of one node from a job, or from each job of a list.
 pub(crate) async fn look_at(cluster: &Cluster, name: &KruiseName, node: &str) -> anyhow::Result<Vec<OfNode>> {
     let (_, jobs) = read_jobs(cluster, name).await?.ok_or_else(|| missing(cluster, name))?;
     let image = Api::<NodeImage>::all(cluster.client()).get_opt(node).await;

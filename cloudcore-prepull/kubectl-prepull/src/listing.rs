@@ -1,4 +1,4 @@
-//! What an event of a watch means for a map that is to hold what the API server has.
+//! Turns events of a watch into changes of a map that mirrors the API server.
 
 use std::collections::HashSet;
 use std::hash::Hash;
@@ -14,7 +14,7 @@ pub(crate) struct Listing<K>(HashSet<K>);
 pub(crate) enum Change<T, K: Eq + Hash> {
     Put(T),
     Remove(T),
-    /// The list is complete: whatever else is known was deleted while nobody listened.
+    /// The list is complete: all other keys were deleted while the watch was down.
     Retain(HashSet<K>),
 }
 
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_list_does_not_have_is_gone_at_its_end_and_what_came_before_it_is_no_part_of_it() {
+    fn a_complete_list_removes_all_others() {
         let mut listing = Listing::default();
         let mut take = |event| listing.take(event, |name: &&str| (*name).to_owned());
         assert_eq!(take(Event::Apply("a")), Some(Change::Put("a")));

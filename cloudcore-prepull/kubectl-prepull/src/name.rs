@@ -1,4 +1,4 @@
-//! How a job is named on the command line: one of ours by its name, one of OpenKruise's with its kind in front of it.
+//! Names of jobs on the command line: ours by the name alone, OpenKruise's with the kind in front.
 
 use std::fmt;
 use std::str::FromStr;
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_is_named_as_kubectl_names_it_and_ours_by_the_name_alone() {
+    fn jobs_are_named_as_in_kubectl() {
         for own in ["web", "ippj/web", "imageprepulljob.operations.kubeedge.io/web"] {
             assert_eq!(own.parse(), Ok(JobName::Own("web".to_owned())), "{own}");
             assert_eq!(parse_own(own).unwrap(), "web");

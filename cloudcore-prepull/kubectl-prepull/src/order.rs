@@ -313,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_is_named_after_its_image_and_the_name_is_one_of_kubernetes() {
+    fn image_names_become_valid_job_names() {
         for (image, name) in [
             ("nginx:1.25", "nginx-1.25"),
             ("nginx", "nginx"),
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn a_percentage_is_rounded_up_and_never_nothing() {
+    fn percentages_round_up_to_at_least_one() {
         let of = |text: &str, nodes| text.parse::<Concurrency>().unwrap().of(nodes);
         assert_eq!((of("20", 5), of("10%", 101), of("10%", 0), of("100%", 7)), (20, 11, 1, 7));
         for bad in ["0", "0%", "101%", "-1", "ten", ""] {
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_without_a_namespace_is_in_that_of_the_person() {
+    fn secrets_default_to_the_users_namespace() {
         let secret = |text: &str| text.parse::<SecretName>().map(|secret| secret.in_namespace("shop"));
         assert_eq!(secret("harbor").unwrap(), "shop/harbor");
         assert_eq!(secret("other/harbor").unwrap(), "other/harbor");

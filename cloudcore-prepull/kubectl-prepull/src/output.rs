@@ -1,4 +1,4 @@
-//! What is printed on standard output.
+//! Printing on standard output.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -60,8 +60,8 @@ fn to_yaml<T: Serialize>(object: &T) -> anyhow::Result<String> {
     if !yaml.contains(is_hostile) {
         return Ok(yaml);
     }
-    // The serializer can't be told which strings to quote, so each of them is replaced by a word, and the word in the text by
-    // the string as JSON has it, which is YAML too.
+    // The serializer has no option for which strings to quote. So we replace each by a placeholder, and the placeholder in
+    // the text by the JSON string, which is YAML too.
     let mut value = serde_json::to_value(object)?;
     let mut strings = Vec::new();
     replace_strings(&mut value, &is_hostile, &mut strings);
@@ -113,7 +113,7 @@ pub(crate) fn job_name(name: &str) -> String {
     format!("{}.{}/{name}", "imageprepulljob", ImagePrePullJob::group(&()))
 }
 
-/// Prints a job that was changed as kubectl does, or as `-o` says: `imageprepulljob.operations.kubeedge.io/web suspended`.
+/// Prints a changed job as kubectl does, or in the format of `-o`: `imageprepulljob.operations.kubeedge.io/web suspended`.
 pub(crate) fn print_changed(job: &ImagePrePullJob, what: &str, output: Option<Output>) -> anyhow::Result<()> {
     let name = job_name(job.metadata.name.as_deref().unwrap_or_default());
     match output {
@@ -136,7 +136,7 @@ mod tests {
     const HOSTILE: &str = "a\u{1b}]52;c;eA==\u{7}\u{1b}[2K\r\u{202e}\u{9b}8m\u{2028}\nz: 'é'";
 
     #[test]
-    fn objects_keep_their_values_and_move_no_cursor() {
+    fn printed_objects_cannot_move_the_cursor() {
         let object = json!({"items": [{"reason": HOSTILE, "name": "edge-1"}], "other": "string-with-control-characters-0-",
             "lines": "one\ntwo\n"});
         let json = escape_json(&serde_json::to_string_pretty(&object).unwrap());

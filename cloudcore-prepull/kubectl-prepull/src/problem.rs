@@ -1,4 +1,4 @@
-//! What went wrong, in words: what, which object, and the remedy.
+//! Texts of errors: the failure, the object, and the remedy.
 
 use std::error::Error as StdError;
 use std::io::Write;
@@ -43,7 +43,7 @@ pub(crate) fn is_lasting(error: &anyhow::Error) -> bool {
     answer(error).is_some_and(|answer| matches!(answer.code, 401 | 403 | 404))
 }
 
-/// Whether somebody has read enough.
+/// Whether the reader of our output has closed the pipe.
 pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let is_pipe = |error: &std::io::Error| error.kind() == std::io::ErrorKind::BrokenPipe;
     error.chain().any(|cause| cause.downcast_ref::<std::io::Error>().is_some_and(is_pipe))
@@ -116,7 +116,7 @@ fn explain_answer(answer: &Status, place: &Place) -> Option<String> {
     }
     let right = MissingRight::of(answer)?;
     Some(format!(
-        "{right}. Whoever administers the cluster can grant it: manifests/kubectl-prepull/rbac.yaml has roles with all that \
+        "{right}. An administrator of the cluster can grant it: manifests/kubectl-prepull/rbac.yaml has roles with all that \
          this command needs"
     ))
 }
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_right_is_named_by_verb_resource_and_scope() {
+    fn missing_rights_name_verb_resource_scope() {
         let said = explained(json!({ "code": 403, "message":
             "imageprepulljobs.operations.kubeedge.io \"web\" is forbidden: User \"jane\" cannot patch resource \
              \"imageprepulljobs\" in API group \"operations.kubeedge.io\" at the cluster scope" }));
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_definitions_are_told_from_a_missing_object() {
+    fn distinguishes_missing_definitions_from_missing_objects() {
         let said = explained(json!({ "code": 404, "message": "404 page not found", "reason": "NotFound" }));
         assert!(said.contains("https://api:6443/ (context prod)"), "{said}");
         assert!(said.contains("kubectl apply -f manifests/crds"), "{said}");
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn credentials_that_are_not_accepted_are_a_matter_of_logging_in() {
+    fn refused_credentials_ask_for_a_login() {
         let said = explained(json!({ "code": 401, "message": "Unauthorized" }));
         assert!(said.contains("context prod") && said.ends_with("have expired; log in again"), "{said}");
     }

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_right_is_named_as_rbac_has_it() {
+    fn rights_are_named_as_in_rbac() {
         let texts: Vec<_> = RIGHTS.iter().map(|right| right.text("prepull-system")).collect();
         assert_eq!(texts[0], "to get imageprepulljobs.operations.kubeedge.io in the whole cluster");
         assert_eq!(texts[4], "to get nodes in the whole cluster");

@@ -1,4 +1,4 @@
-//! What the output goes to: its width, and whether it has colours.
+//! The screen or pipe of the output: its width and colours.
 
 use std::borrow::Cow;
 use std::io::IsTerminal;
@@ -9,7 +9,7 @@ use prepull_api::text::{is_display_control, to_plain_line};
 pub(crate) struct Screen {
     /// Columns. `None` where nothing is to be cut or wrapped.
     pub(crate) width: Option<usize>,
-    /// Whether it is a terminal, on which lines can be drawn anew.
+    /// Whether it is a terminal, so that we can redraw lines.
     pub(crate) is_terminal: bool,
     pub(crate) paint: Paint,
 }
@@ -18,7 +18,7 @@ pub(crate) struct Screen {
 const NARROWEST: usize = 40;
 
 impl Screen {
-    /// Standard output. `COLUMNS` says the width where there is no terminal.
+    /// Standard output. Without a terminal, `COLUMNS` is the width.
     pub(crate) fn of_stdout(no_color: bool) -> Self {
         let is_terminal = std::io::stdout().is_terminal();
         let of_terminal = || terminal_size::terminal_size().map(|(width, _)| usize::from(width.0));
@@ -47,7 +47,7 @@ pub(crate) struct Paint(pub(crate) bool);
 pub(crate) enum Tone {
     Good,
     Bad,
-    /// It waits, or somebody should look.
+    /// Waiting, or worth a look.
     Wait,
     Dim,
     Bold,
@@ -124,7 +124,7 @@ pub(crate) fn wrap(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// Cuts a text to `width` characters, the last of which says that there was more.
+/// Cuts a text to `width` characters, and ends it with an ellipsis if there was more.
 pub(crate) fn cut(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_break_at_spaces_and_words_that_fit_nowhere_are_cut() {
+    fn lines_wrap_and_long_words_are_cut() {
         assert_eq!(wrap("one two three", 7), ["one two", "three"]);
         assert_eq!(wrap("a abcdefghij b", 4), ["a", "abcd", "efgh", "ij b"]);
         assert_eq!(wrap("", 4), [""]);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_from_the_outside_moves_no_cursor() {
+    fn foreign_texts_cannot_move_the_cursor() {
         assert_eq!(tame("a\u{1b}[2Jb\u{9b}1mc\nd é"), "a\u{fffd}[2Jb\u{fffd}1mc d é");
     }
 
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn without_colours_a_text_stays_as_it_is() {
+    fn without_colours_texts_stay_plain() {
         assert_eq!(Paint(false).with(Tone::Bad, "x"), "x");
         assert_eq!(Paint(true).with(Tone::Bad, "x"), "\u{1b}[31mx\u{1b}[0m");
     }

@@ -1,4 +1,4 @@
-//! What every command gets, and how it ends.
+//! Arguments and outcomes that all commands share.
 
 use std::path::PathBuf;
 
@@ -57,7 +57,7 @@ impl Session {
         self.global.output.and_then(Output::format).is_some()
     }
 
-    /// Prints an object that has no other text, as YAML unless `-o` says JSON.
+    /// Prints an object that has no other text, as YAML, or as JSON with `-o json`.
     pub(crate) fn print_document(&self, object: &impl Serialize) -> anyhow::Result<()> {
         print_object(object, self.global.output.and_then(Output::format).unwrap_or(Format::Yaml))
     }

@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_is_followed_for_a_time_for_ever_or_not_at_all() {
+    fn parses_wait_durations() {
         assert_eq!(parse_wait("30m"), Ok(Wait::For(Duration::from_secs(1800))));
         assert_eq!((parse_wait("0"), parse_wait("0s")), (Ok(Wait::No), Ok(Wait::No)));
         assert!(parse_wait("soon").is_err());

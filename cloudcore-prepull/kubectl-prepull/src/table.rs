@@ -1,4 +1,4 @@
-//! Tables whose last column is text that may be long.
+//! Tables with long text in the last column.
 
 use prepull_program::table::align;
 
@@ -9,7 +9,7 @@ pub(crate) const GAP: usize = 3;
 /// A last column narrower than this is put below its row.
 const NARROWEST_TEXT: usize = 28;
 
-/// Aligns the rows, the first of which is the head, and wraps their last column. Without a width nothing is wrapped.
+/// Aligns the rows and wraps their last column; the first row is the head. Without a width it doesn't wrap.
 pub(crate) fn with_text(rows: &[Vec<String>], width: Option<usize>) -> String {
     let Some(width) = width else { return align(rows, GAP) };
     let columns = rows.first().map_or(0, Vec::len).saturating_sub(1);
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_column_is_wrapped_beside_the_others_or_below_them() {
+    fn wraps_the_last_column() {
         let rows = [["NODE", "REASON"], ["edge-1", "one two three four five six seven"]];
         let rows: Vec<_> = rows.iter().map(|row| row.map(str::to_owned).to_vec()).collect();
         let beside = "NODE     REASON\nedge-1   one two three four five six\n         seven\n";

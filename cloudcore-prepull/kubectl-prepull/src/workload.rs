@@ -155,9 +155,9 @@ pub(crate) struct Logins {
 /// A registry that serves strangers as well.
 const PUBLIC: &str = "docker.io";
 
-/// Gives the secrets to the registries of the images. Which registry a secret is for stands in it, and nobody here may read
-/// it. In a job, unlike in a pod, an image whose secret has nothing for it fails: so images of Docker Hub beside those of
-/// another registry are taken for public ones. The error names the registries for which the person has to say it.
+/// Gives the secrets to the registries of the images. The registry of a secret is inside it, and we may not read it. In a
+/// job, unlike in a pod, an image fails if its secret has nothing for it. So we take images of Docker Hub beside those of
+/// another registry for public ones. The error names the registries that the user must assign.
 pub(crate) fn logins(images: &[String], secrets: &[String]) -> Result<Logins, String> {
     let Some((first, more)) = secrets.split_first() else { return Ok(Logins::default()) };
     let mut registries: Vec<String> = Vec::new();

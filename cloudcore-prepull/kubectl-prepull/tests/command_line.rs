@@ -1,4 +1,4 @@
-//! What a person reads who has no cluster, or asks for what there is not; and the exit status.
+//! Error texts and exit statuses without a cluster, and for wrong usage.
 #![allow(clippy::unwrap_used)]
 
 use std::process::{Command, Stdio};
@@ -31,7 +31,7 @@ fn assert_error(line: &str, files: &[(&str, &str)], status: i32, words: &[&str])
     assert!(said.starts_with("error: ") && !said.contains("panicked"), "{line}: {said}");
 }
 
-/// A kubeconfig of a cluster that does not answer: nobody listens on port 1.
+/// A kubeconfig of a cluster that does not answer: no server listens on port 1.
 const DEAD: &str = r#"{
     "apiVersion": "v1", "kind": "Config", "current-context": "c",
     "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
@@ -40,7 +40,7 @@ const DEAD: &str = r#"{
 }"#;
 
 #[test]
-fn without_a_usable_kubeconfig_the_flag_to_give_is_named() {
+fn an_unusable_kubeconfig_names_the_flag() {
     assert_error("status web", &[], 1, &["there is no kubeconfig: give --kubeconfig FILE, set KUBECONFIG"]);
     assert_error(
         "status web --kubeconfig nope",
@@ -57,7 +57,7 @@ fn without_a_usable_kubeconfig_the_flag_to_give_is_named() {
 }
 
 #[test]
-fn a_cluster_that_cannot_be_reached_is_named_with_its_context_and_no_credential() {
+fn an_unreachable_cluster_is_named_without_credentials() {
     for line in ["status web", "retry web", "suspend web", "resume web", "cancel web"] {
         let line = format!("{line} --kubeconfig dead");
         let words = ["the API server https://127.0.0.1:1/ (context c) cannot be reached", "refused"];
@@ -68,7 +68,7 @@ fn a_cluster_that_cannot_be_reached_is_named_with_its_context_and_no_credential(
 }
 
 #[test]
-fn a_wrong_usage_has_an_exit_status_of_its_own() {
+fn wrong_usage_has_its_own_exit_status() {
     for (line, words) in [
         ("stauts web", ["unrecognized subcommand", "'status'"]),
         ("status", ["not provided", "<JOB>"]),

@@ -1,8 +1,8 @@
 //! `kubectl prepull cancel`.
 //!
-//! `spec.cancel` ends a job for good, and its record stays. A cluster whose definitions are of a version before that drops the
-//! field without an error, so what was stored is looked at. The plugin of such a version ended a job by a deadline that had
-//! passed, and kept the one before in an annotation: see [`undo`].
+//! `spec.cancel` ends a job for good, and its record stays. A cluster with definitions of an older version drops the field
+//! without an error, so we check the stored job. The plugin of such a version ended a job by a deadline in the past, and
+//! kept the previous one in an annotation: see [`undo`].
 
 use anyhow::bail;
 use kube::ResourceExt;

@@ -20,7 +20,7 @@ use crate::{jobs, kruise, problem};
 /// The arguments of `events`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Kubernetes keeps events for an hour, unless the API server says otherwise. Of the job's nodes, those since the job was made
+Kubernetes keeps events for an hour, unless the API server is set otherwise. Of the job's nodes, those since the job was made
 are shown. -o wide adds how often each was seen.
 
 Examples:
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_in_order_and_fit_the_screen() {
+    fn events_are_sorted_and_fit_the_screen() {
         let long = "2 nodes are skipped: edge-90 (NotReady), edge-91 (NotReady); see status.skippedNodes";
         let mut rows = vec![
             row("Node", "edge-3", "NodeNotReady", "Node edge-3 status is now: NodeNotReady", 40),

@@ -20,7 +20,7 @@ use crate::{jobs, kruise, problem};
 /// The arguments of `failures`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-All nodes are listed, also those of large jobs, of which the status of the job holds 200. -o wide adds the image that is
+All nodes are listed, also those of large jobs; the status of a job holds only 200. -o wide adds the image that is
 missing and how often it was tried; -o name prints names as kubectl takes them. docs/api.md explains the codes.
 
 Examples:
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn each_failed_node_is_a_row_that_fits_the_screen() {
+    fn failed_nodes_are_rows_that_fit() {
         for width in [80, 160] {
             for (name, is_wide) in [("table", false), ("wide", true)] {
                 let text = render(&failures(), Screen::plain(width), is_wide, NOW);
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_is_a_code_or_a_part_of_what_is_said() {
+    fn filters_by_code_or_part_of_reason() {
         let of = |reason: &str| failures().iter().filter(|failure| failure.has(reason)).count();
         assert_eq!((of("noresult"), of("Connection Refused"), of("NoSpace")), (1, 1, 0));
     }

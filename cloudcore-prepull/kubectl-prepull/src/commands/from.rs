@@ -25,7 +25,7 @@ use crate::start::{Wait, WaitArgs, start};
 use crate::workload::choice::{Choice, described};
 use crate::workload::{self, Workload, documents, each_once, workloads};
 
-/// Nodes of one page, each of which may have 20 KiB.
+/// Nodes per page. A node may have 20 KiB.
 const NODES_OF_A_PAGE: u32 = 250;
 /// Nodes or images that are named where there may be many.
 const EXAMPLES: usize = 3;
@@ -55,10 +55,10 @@ pub(crate) struct FromArgs {
     /// Name of the job [default: that of the workload, with the tag of its first image].
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Label selector of the nodes, in place of what the workload says.
+    /// Label selector of the nodes, in place of the workload's.
     #[arg(short = 'l', long, value_name = "SELECTOR", value_parser = Selector::parse, conflicts_with = "nodes")]
     selector: Option<Selector>,
-    /// A node, in place of what the workload says; may be repeated.
+    /// A node, in place of the workload's; may be repeated.
     #[arg(long = "node", value_name = "NAME")]
     nodes: Vec<String>,
     /// Apply the file once the job is Completed.
@@ -345,7 +345,7 @@ async fn apply(global: &GlobalArgs, text: &str) -> anyhow::Result<ExitStatus> {
     let child = command.args(["apply", "-f", "-"]).stdin(Stdio::piped()).spawn();
     let mut child = child.context("--apply-then runs kubectl, which cannot be started")?;
     let mut stdin = child.stdin.take().context("kubectl has no standard input")?;
-    // Where kubectl does not read to the end, its exit status says why.
+    // If kubectl stops reading early, its exit status shows it.
     let _ = stdin.write_all(text.as_bytes()).await;
     drop(stdin);
     child.wait().await.context("kubectl apply cannot be waited for")
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_workload_is_named_by_type_and_name_as_in_kubectl() {
+    fn workloads_are_named_as_in_kubectl() {
         for (text, kind) in
             [("deployment/web", "Deployment"), ("sts/db", "StatefulSet"), ("CronJob/a", "CronJob")]
         {

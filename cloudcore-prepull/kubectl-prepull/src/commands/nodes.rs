@@ -36,7 +36,7 @@ pub(crate) struct NodesArgs {
     /// Only these edges.
     #[arg(value_name = "NODE")]
     nodes: Vec<String>,
-    /// Only edges whose Node has these labels, as for kubectl.
+    /// Only edges with these labels on their Node, as for kubectl.
     #[arg(short = 'l', long, value_name = "SELECTOR", value_parser = Selector::parse)]
     selector: Option<Selector>,
     /// Only edges that are connected.
@@ -45,7 +45,7 @@ pub(crate) struct NodesArgs {
     /// Only edges that are not connected.
     #[arg(long)]
     away: bool,
-    /// The label of a Node whose value is its site [default: that of cloudcore-prepull run --site-label].
+    /// The label of Nodes that holds their site [default: that of cloudcore-prepull run --site-label].
     #[arg(long, value_name = "KEY")]
     site_label: Option<String>,
     #[command(flatten)]

@@ -29,7 +29,7 @@ fn another_round(job: &ImagePrePullJob) -> anyhow::Result<Value> {
     if !jobs::is_over(job) {
         bail!(
             "job {name} has not ended: retry is for the nodes that have failed by its end. `kubectl prepull status {name}` \
-             says how far it is, `kubectl prepull cancel {name}` ends it"
+             shows how far it is, `kubectl prepull cancel {name}` ends it"
         );
     }
     cancel::refuse_cancelled(job, "no node is tried again")?;
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_round_is_added_once_the_job_has_ended() {
+    fn a_retry_needs_an_ended_job() {
         let mut job = ImagePrePullJob::new(
             "web",
             prepull_api::crd::job::ImagePrePullJobSpec { retry: 2, ..Default::default() },
@@ -90,7 +90,7 @@ mod tests {
         let refusal = another_round(&job).unwrap_err().to_string();
         assert!(refusal.starts_with("job web was cancelled, which is for good"), "{refusal}");
         job.spec.cancel = false;
-        // Somebody was faster, and cloudcore has not seen it yet.
+        // Another user was faster, and cloudcore has not seen it yet.
         job.metadata.generation = Some(2);
         another_round(&job).unwrap_err();
     }

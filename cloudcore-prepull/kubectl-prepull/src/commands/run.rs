@@ -35,7 +35,7 @@ pub(crate) struct RunArgs {
     /// Name of the job [default: that of the first image, with its tag].
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Label selector of the nodes, of which the edge nodes take part.
+    /// Label selector of the nodes; edge nodes alone take part.
     #[arg(short = 'l', long, value_name = "SELECTOR", value_parser = Selector::parse, conflicts_with = "nodes")]
     selector: Option<Selector>,
     /// A node; may be repeated.
@@ -86,7 +86,7 @@ pub(crate) fn object_form(selector: &Selector) -> anyhow::Result<LabelSelector> 
         .map_err(|error| anyhow!(crate::problem::WrongUsage(format!("--selector {selector}: {error}"))))
 }
 
-/// How many nodes there are for a job whose concurrency is a part of them.
+/// The number of nodes, if the job's concurrency is a percentage of it.
 pub(crate) async fn nodes_of(order: &Order, cluster: &Cluster) -> anyhow::Result<usize> {
     if !order.needs_count() {
         return Ok(0);
@@ -96,7 +96,7 @@ pub(crate) async fn nodes_of(order: &Order, cluster: &Cluster) -> anyhow::Result
     }
     let labelled = ListParams::default().labels(&order.edges()?.to_string());
     let nodes = Api::<Node>::all(cluster.client()).list_metadata(&labelled).await;
-    Ok(nodes.context("the nodes cannot be listed, of which --concurrency is a percentage")?.items.len())
+    Ok(nodes.context("--concurrency is a percentage of the nodes, and they cannot be listed")?.items.len())
 }
 
 #[cfg(test)]
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_for_all_edge_nodes_says_no_more_than_it_has_to() {
+    fn a_default_job_has_only_required_fields() {
         assert_snapshot("commands/run/minimal.yaml", &manifest("nginx:1.25").unwrap());
     }
 
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_selector_that_a_job_cannot_have_is_a_wrong_usage() {
+    fn an_unsupported_selector_is_wrong_usage() {
         let error = manifest("nginx -l cores>4").unwrap_err();
         assert!(error.is::<crate::problem::WrongUsage>(), "{error}");
         assert!(error.to_string().contains("--selector cores>4: "), "{error}");

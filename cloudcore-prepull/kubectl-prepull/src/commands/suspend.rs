@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_running_job_is_suspended_once_and_one_that_has_ended_is_not() {
+    fn only_a_running_job_is_suspended() {
         let mut job = ImagePrePullJob::default();
         assert_eq!(suspension(&job).unwrap(), Some(json!({"spec": {"suspend": true}})));
         job.spec.suspend = true;

@@ -20,8 +20,8 @@ use crate::session::{Ended, Session};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Tokens are Secrets in the namespace of cloudcore-prepull. To create one needs no right to read Secrets
-(manifests/cloudcore-prepull/optional/token-admin.yaml); `list` and `revoke` do, and whoever may read these Secrets has the key
-of the CA as well.
+(manifests/cloudcore-prepull/optional/token-admin.yaml); `list` and `revoke` do, and the right to read these Secrets gives the
+key of the CA as well.
 
 Examples:
   kubectl prepull tokens create --node edge-7 --install-line --server cloud.example
@@ -120,7 +120,7 @@ pub(super) fn installation(cluster: &Cluster, system: &SystemArgs) -> Installati
 pub(super) fn explain(error: anyhow::Error, role: &str) -> anyhow::Error {
     match problem::answer(&error).and_then(MissingRight::of) {
         Some(right) => {
-            anyhow!("{right}. Whoever administers the cluster can grant it: {role}")
+            anyhow!("{right}. An administrator of the cluster can grant it: {role}")
         }
         None => error,
     }
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_listed_for_programs_without_a_secret() {
+    fn token_documents_hold_no_secret() {
         let token = |scope| ListedToken {
             id: "0123456789ab".to_owned(),
             scope,

@@ -72,7 +72,7 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &VerifyArgs)
     jobs::patch(cluster, &args.own.job, &json!({"spec": {"recheck": number}})).await?;
     let Some(job) = wait(cluster, &args.own.job, number, args.timeout).await? else {
         let limit = duration(args.timeout.as_secs());
-        let goes_on = "the re-check goes on, and `kubectl prepull status` tells how it ends";
+        let goes_on = "the re-check goes on, and `kubectl prepull status` shows how it ends";
         problem::note(&format!(
             "after {limit} not every node of job {} has answered: {goes_on}",
             args.own.job
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_told_from_what_was_not_checked() {
+    fn distinguishes_missing_images_from_unchecked_ones() {
         let record = |node: &str, phase, not_checked: &str| NodeStatus {
             node_name: node.to_owned(),
             phase,

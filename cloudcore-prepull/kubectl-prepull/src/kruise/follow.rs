@@ -18,8 +18,8 @@ use crate::session::{Ended, Session};
 /// How often a job of OpenKruise is asked for: each look reads all NodeImages, a second's work for ten thousand.
 const POLL: Duration = Duration::from_secs(3);
 
-/// Follows a job of OpenKruise in the same way. It is asked for again and again: what it says of its nodes is in an object of
-/// each, and a watch would hear of every other image of them.
+/// Follows a job of OpenKruise in the same way, by polling: the results are in an object per node, and a watch would
+/// also deliver every other image of those nodes.
 pub(crate) async fn follow_kruise(
     session: &Session,
     cluster: &Cluster,

@@ -1,4 +1,4 @@
-//! What a NodeImage says of a job, as a record of its node. Pure.
+//! Records of nodes, made from NodeImages. Pure.
 
 use std::collections::HashSet;
 
@@ -9,7 +9,7 @@ use prepull_api::crd::status::{Action, ActionStatus, ImageStatus, NodePhase, Nod
 use prepull_api::failure::FailureCode;
 use prepull_api::image::Reference;
 
-/// What is said of a node that has failed and whose NodeImage does not say why.
+/// The reason for a failed node if its NodeImage has none.
 const SILENT: &str = "no result before the job ended: it was offline, or is gone";
 
 /// The image of a job and its tag, as NodeImages name them.
@@ -17,7 +17,7 @@ pub(super) fn name_and_tag(image: &str) -> Option<(String, String)> {
     Some(Reference::parse(image).ok()?.normalized().familiar_name_and_tag())
 }
 
-/// The record of a node whose NodeImage has what this job asked for.
+/// The record of a node, if its NodeImage has the image for this job.
 pub(super) fn of(job: &ImagePullJob, node: &NodeImage) -> Option<NodeStatus> {
     let (name, tag) = name_and_tag(&job.spec.image)?;
     let wanted = node.spec.images.get(&name)?.tags.iter().find(|wanted| wanted.tag == tag)?;

@@ -82,7 +82,7 @@ fn running() -> Seen {
 }
 
 #[test]
-fn what_the_nodes_say_of_a_job_is_shown_like_that_of_our_own() {
+fn kruise_jobs_look_like_our_own() {
     snapshots("running", &running());
     let status = json!({ "desired": 3, "active": 0, "succeeded": 1, "failed": 2, "failedNodes": ["edge-2", "gone"],
         "message": "job exceeds activeDeadlineSeconds", "startTime": START, "completionTime": END });
@@ -92,7 +92,7 @@ fn what_the_nodes_say_of_a_job_is_shown_like_that_of_our_own() {
 }
 
 #[test]
-fn a_refused_job_says_why_and_a_paused_one_that_it_is() {
+fn refused_and_paused_jobs_are_marked() {
     let refused = json!({ "message": "can not set both selector and podSelector" });
     let view = seen(job(NGINX, refused), &[]).view(now());
     let text = render(&view, Screen::plain(160), false);
@@ -108,7 +108,7 @@ fn a_refused_job_says_why_and_a_paused_one_that_it_is() {
 }
 
 #[test]
-fn a_list_shows_the_job_of_each_image() {
+fn a_list_shows_each_images_job() {
     let list: ImageListPullJob = serde_json::from_value(json!({
         "metadata": { "name": "spring", "namespace": "shop" },
         "spec": { "images": [NGINX, "harbor.example/shop/web:v2"] },
@@ -130,7 +130,7 @@ fn a_list_shows_the_job_of_each_image() {
 }
 
 #[test]
-fn the_status_of_the_job_decides_who_has_failed() {
+fn the_jobs_status_decides_about_failures() {
     let ended = json!({ "desired": 2, "succeeded": 1, "failed": 1, "failedNodes": ["edge-2"], "startTime": START,
         "completionTime": END });
     let nodes = [

@@ -11,7 +11,7 @@ use crate::progress::tally::Tally;
 use crate::progress::view::{Part, View};
 use crate::screen::tame;
 
-/// What a status says of a job that goes on, or has ended as it should: the counts say the same.
+/// Messages of a job that runs or has succeeded. We leave them out: the counts show the same.
 const USUAL: [&str; 2] = ["job is running", "job has completed"];
 
 pub(super) fn of_job(job: &ImagePullJob, namespace: &str, tally: &Tally, now: Timestamp) -> View {

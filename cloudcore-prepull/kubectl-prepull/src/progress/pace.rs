@@ -1,4 +1,4 @@
-//! How fast a job goes, from what is observed while it is followed.
+//! The pace of a job, from samples while we follow it.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use super::view::Pace;
 /// What is looked back on: long enough for reports that are written every few seconds, short enough to notice a link that
 /// has become slow.
 const WINDOW: Duration = Duration::from_secs(60);
-/// The time between two samples, of which there are then at most 120.
+/// The time between two samples. There are at most 120 then.
 const STEP: Duration = Duration::from_millis(500);
 /// Before that, a pace is chance.
 const SHORTEST: Duration = Duration::from_secs(3);
@@ -30,7 +30,7 @@ impl PaceMeter {
     /// Takes in how far the job is after `at`, and returns its pace, once there is one.
     pub(crate) fn observe(&mut self, at: Duration, bytes: u64, done: f64) -> Option<Pace> {
         if self.samples.back().is_some_and(|last| done < last.done || bytes < last.bytes) {
-            // Another round: what was before says nothing of it.
+            // Another round: the samples of the last one don't apply.
             self.samples.clear();
         }
         if self.samples.back().is_none_or(|last| at >= last.at + STEP) {
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pace_is_that_of_the_last_minute() {
+    fn the_pace_covers_the_last_minute() {
         let mut meter = PaceMeter::default();
         assert_eq!(meter.observe(seconds(0), 1000, 0.0), None, "what was there before has no rate");
         assert_eq!(meter.observe(seconds(2), 3000, 0.1), None);

@@ -1,4 +1,4 @@
-//! What shows a job while it is followed: bars on a terminal, a line for each change elsewhere, documents for programs.
+//! Output while we follow a job: bars on a terminal, a line for each change elsewhere, documents for programs.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 

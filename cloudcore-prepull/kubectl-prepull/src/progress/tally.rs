@@ -1,4 +1,4 @@
-//! What the reports of a job say of its nodes, summed: small, however many nodes there are.
+//! Sums over the reports of a job, of constant size however many nodes there are.
 
 use std::collections::BTreeMap;
 
@@ -68,9 +68,9 @@ pub(crate) struct AtWork {
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Tally {
-    /// Bytes of the images whose size is known, on all nodes.
+    /// Bytes of the images with a known size, on all nodes.
     pub(crate) bytes: ImageBytes,
-    /// How far the nodes at work are, in whole nodes: three nodes of which each is half done are 1.5.
+    /// Progress of the nodes at work, in whole nodes: three nodes, each half done, are 1.5.
     pub(crate) done_at_work: f64,
     /// Nodes in Failure and Unknown by code.
     pub(crate) failures: BTreeMap<FailureCode, Group>,
@@ -166,7 +166,7 @@ pub(crate) fn fraction(part: u64, whole: u64) -> f64 {
     (part.min(whole) as f64 / whole as f64)
 }
 
-/// Bytes of the images of a node whose size is known.
+/// Bytes of a node's images with a known size.
 pub(crate) fn bytes_of(node: &NodeStatus) -> ImageBytes {
     let known = node.image_status.iter().filter_map(|image| image.bytes);
     known.fold(ImageBytes::default(), |sum, bytes| ImageBytes {
@@ -176,7 +176,7 @@ pub(crate) fn bytes_of(node: &NodeStatus) -> ImageBytes {
     })
 }
 
-/// Why a node has failed: what it says itself, or its first image with a reason.
+/// The reason of a failed node: its own, or that of its first image with one.
 pub(crate) fn reason_of(node: &NodeStatus) -> String {
     let of_images = node.image_status.iter().map(|image| image.reason.as_str());
     let mut reasons = std::iter::once(node.reason.as_str()).chain(of_images);

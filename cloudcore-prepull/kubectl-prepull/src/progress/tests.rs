@@ -101,7 +101,7 @@ fn busy() -> View {
 }
 
 #[test]
-fn a_job_at_work_reads_well_at_every_width() {
+fn a_running_job_fits_every_width() {
     for width in [80, 160] {
         let file = |kind: &str| format!("progress/tests/{kind}-{width}.txt");
         assert_snapshot(&file("busy"), &render(&busy(), Screen::plain(width), false));
@@ -113,7 +113,7 @@ fn a_job_at_work_reads_well_at_every_width() {
 }
 
 #[test]
-fn a_job_that_has_ended_says_what_to_do_next() {
+fn an_ended_job_shows_the_next_step() {
     let summary = Summary { desired: 3, successful: 2, failure: 1, ..Summary::default() };
     let mut ended = job(JobPhase::Failure, summary);
     let status = ended.status.get_or_insert_default();
@@ -166,7 +166,7 @@ fn a_job_that_nobody_serves_says_so() {
 }
 
 #[test]
-fn failures_are_grouped_by_code_with_three_nodes_and_the_most_frequent_reason() {
+fn failures_are_grouped_by_code() {
     let nodes = |from: u32| {
         let reason = |n| if n % 3 == 0 { "rare" } else { "common" };
         (from..from + 30).map(|n| failed(&format!("n{n}"), FailureCode::NoSpace, reason(n))).collect()
@@ -179,7 +179,7 @@ fn failures_are_grouped_by_code_with_three_nodes_and_the_most_frequent_reason() 
 }
 
 #[test]
-fn the_time_left_follows_the_pace_and_is_not_guessed_where_nothing_is_at_work() {
+fn the_time_left_needs_nodes_at_work() {
     let mut half = Summary { desired: 10, successful: 4, in_progress: 2, pending: 4, ..Summary::default() };
     let at_work = || tally((0..2).map(|n| node(&format!("n{n}"), NodePhase::InProgress, 90)).collect());
     // Four nodes and two halves in a hundred seconds.
@@ -192,7 +192,7 @@ fn the_time_left_follows_the_pace_and_is_not_guessed_where_nothing_is_at_work() 
 }
 
 #[test]
-fn without_a_terminal_each_change_is_a_line_and_nothing_is_said_twice() {
+fn without_terminal_each_change_is_one_line() {
     let mut lines = Lines::default();
     let mut text = lines.about(&busy());
     assert_eq!(lines.about(&busy()), [""; 0]);
@@ -216,7 +216,7 @@ fn without_a_terminal_each_change_is_a_line_and_nothing_is_said_twice() {
 }
 
 #[test]
-fn nodes_of_a_job_that_has_ended_do_not_wait() {
+fn an_ended_job_has_no_waiting_nodes() {
     let summary = Summary { desired: 3, successful: 2, pending: 1, ..Summary::default() };
     let waits =
         NodeStatus { reason: "the time of the job was over".to_owned(), ..node("e", NodePhase::Pending, 0) };

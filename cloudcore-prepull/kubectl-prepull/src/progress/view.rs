@@ -13,8 +13,8 @@ use crate::jobs;
 use crate::output::job_name;
 use crate::screen::tame;
 
-/// A job that nobody has looked at for so long has no cloudcore-prepull, in seconds. One that leads takes a moment.
-const NOBODY_AFTER: u64 = 10;
+/// A job without a status for so many seconds has no leader: one that works takes a moment.
+const NO_LEADER_AFTER: u64 = 10;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -44,7 +44,7 @@ pub(crate) struct View {
     pub(crate) nodes: Summary,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) parts: Vec<Part>,
-    /// Bytes that are on the nodes, and of those whose size is known.
+    /// Bytes on the nodes, and the total of all images with a known size.
     pub(crate) bytes: ImageBytes,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bytes_per_second: Option<u64>,
@@ -128,7 +128,7 @@ impl View {
         let seconds = started.map(|started| seconds_between(started, ended.unwrap_or(now)));
         let mut reason = tame(&status.reason);
         if status.observed_generation.is_none()
-            && created.is_some_and(|created| seconds_between(created, now) >= NOBODY_AFTER)
+            && created.is_some_and(|created| seconds_between(created, now) >= NO_LEADER_AFTER)
         {
             "no cloudcore-prepull has looked at it yet: kubectl -n prepull-system get pods"
                 .clone_into(&mut reason);

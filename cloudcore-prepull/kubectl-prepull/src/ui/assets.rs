@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_that_the_page_names_is_there_and_nothing_is_from_elsewhere() {
+    fn the_page_needs_only_its_own_files() {
         let (_, index) = asset("index.html").unwrap();
         let mut waiting = vec!["page.js".to_owned(), "page.css".to_owned()];
         assert!(waiting.iter().all(|name| index.contains(&format!("\"{name}\""))), "{index}");

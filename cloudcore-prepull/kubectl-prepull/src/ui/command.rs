@@ -24,15 +24,15 @@ use crate::ui::watching::Watching;
 /// Programs that open an address in the browser: of Linux desktops, of macOS.
 const OPENERS: [&str; 2] = ["xdg-open", "open"];
 
-/// Longest wait for the leader to tell by which label it groups nodes: the address is printed after it.
+/// Longest wait for the leader's site label: we print the address after it.
 const SITE_LABEL_WITHIN: Duration = Duration::from_secs(3);
 
 /// The arguments of `ui`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The page is served on 127.0.0.1 until Ctrl-C, to programs of your own that have the printed address, whose token is a new
-one each time. On other systems than Linux the address alone decides. It sees and does what the kubeconfig may; nothing is installed in the cluster, and nothing is loaded from
-elsewhere.
+The page is served on 127.0.0.1 until Ctrl-C, to programs of your own that have the printed address; its token is a new one
+each time. On other systems than Linux the address alone decides. It sees and does what the kubeconfig may; nothing is
+installed in the cluster, and nothing is loaded from elsewhere.
 
 Examples:
   kubectl prepull ui
@@ -44,7 +44,7 @@ pub(crate) struct UiArgs {
     /// Only print the address.
     #[arg(long)]
     no_open: bool,
-    /// The label of a Node whose value is its site [default: that of cloudcore-prepull run --site-label].
+    /// The label of Nodes that holds their site [default: that of cloudcore-prepull run --site-label].
     #[arg(long, value_name = "KEY")]
     site_label: Option<String>,
     #[command(flatten)]

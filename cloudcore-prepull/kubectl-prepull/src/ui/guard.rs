@@ -1,9 +1,9 @@
-//! Who may ask: the browser that was given the address, and no page from elsewhere.
+//! Admits requests of the browser that was given the address, and of no page from elsewhere.
 //!
 //! The server listens on the loopback address alone. Any page that the browser shows could still send requests there, and a
 //! name of its own that points to 127.0.0.1 would make them look like requests of the same origin. So the address has a
-//! random token, the host has to be the one that was handed out, and requests of other origins are refused. That the browser
-//! is of the same user, [`peer`](super::peer) finds out.
+//! random token, the host must be the one that was handed out, and requests of other origins are refused.
+//! [`peer`](super::peer) checks that the browser is of the same user.
 
 use std::net::SocketAddr;
 
@@ -22,7 +22,7 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    /// A guard with a fresh token of 128 bits, which nobody guesses, for a server at this address.
+    /// A guard for a server at this address, with a fresh token of 128 bits, too many to guess.
     ///
     /// # Errors
     ///
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn every_address_has_a_token_of_its_own() {
+    fn every_address_has_its_own_token() {
         let of = || Guard::new(([127, 0, 0, 1], 4000).into()).unwrap().url();
         let (one, other) = (of(), of());
         assert!(

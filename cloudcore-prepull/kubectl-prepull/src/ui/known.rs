@@ -1,4 +1,4 @@
-//! What the page knows of jobs and nodes, from watches. Pure but for the clock that is handed in.
+//! The page's state of jobs and nodes, fed by watches. Pure: the time is an argument.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -176,7 +176,7 @@ impl Known {
         self.changes += 1;
     }
 
-    /// Makes the rows of the jobs anew that have changed or run; `passed` is the time since the start. Returns a number that
+    /// Rebuilds the rows of jobs that have changed or run; `passed` is the time since the start. Returns a number that
     /// grows with each change.
     pub(crate) fn refresh(&mut self, now: Timestamp, passed: Duration) -> u64 {
         for Tracked { job, pace, row, is_dirty } in self.jobs.values_mut() {
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_belong_to_the_job_of_their_uid_whoever_comes_first() {
+    fn reports_join_jobs_by_uid() {
         let mut known = Known::default();
         known.take_report(Event::Apply(report("web-0", "1", &[("edge-1", "InProgress")])));
         assert!(known.nodes("web").is_empty());
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_list_brings_in_is_no_download() {
+    fn a_lists_bytes_are_no_download() {
         let mut known = Known::default();
         let part = |name: &str, done: u64| {
             let image =
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_not_changed_is_not_sent_again() {
+    fn unchanged_rows_are_not_resent() {
         let mut known = Known::default();
         known.take_job(Event::Apply(job("web", "1")));
         known.take_report(Event::Apply(report("r", "1", &[("edge-1", "Pending"), ("edge-2", "Pending")])));
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_of_kruise_is_a_row_with_its_namespace() {
+    fn kruise_jobs_are_rows_with_namespace() {
         let mut known = Known::default();
         let of = |namespace: &str, succeeded: i32| -> ImagePullJob {
             serde_json::from_value(json!({

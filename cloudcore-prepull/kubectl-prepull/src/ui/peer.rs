@@ -1,4 +1,4 @@
-//! Whose program is at the other end of a connection on the loopback address.
+//! Finds the user at the other end of a connection on the loopback address.
 //!
 //! The program that opens the browser has the page's address among its arguments, which every user of the machine may read.
 //! So on Linux the address alone is not enough: the kernel's tables of sockets name the user of each.

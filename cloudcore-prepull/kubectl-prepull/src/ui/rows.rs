@@ -1,4 +1,4 @@
-//! What the page shows of nodes and jobs. Pure.
+//! Rows of nodes and jobs for the page. Pure.
 
 use jiff::Timestamp;
 use prepull_api::crd::job::ImagePrePullJob;

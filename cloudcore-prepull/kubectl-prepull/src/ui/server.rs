@@ -27,7 +27,7 @@ use crate::commands::{cancel, events, resume, retry, suspend};
 use crate::edges::{self, SystemArgs};
 use crate::{jobs, problem, rights};
 
-/// Headers of every answer: nothing but the page's own files is loaded or asked, and nobody frames or keeps it.
+/// Headers of every answer: the page loads and asks only its own server, and can't be framed or cached.
 const HEADERS: [(&str, &str); 6] = [
     (
         "content-security-policy",
@@ -49,7 +49,7 @@ pub(crate) struct Page {
     pub(crate) cluster: Cluster,
     pub(crate) system: SystemArgs,
     pub(crate) watching: Arc<Watching>,
-    /// The label of a Node whose value is its site.
+    /// The Node label with the site.
     pub(crate) site_label: Arc<str>,
 }
 
@@ -173,7 +173,7 @@ async fn groups(State(page): State<Arc<Page>>, Query(Grouping { label }): Query<
     Json(json!(page.watching.known().labelled(&label)))
 }
 
-/// All edges, as the leader tells them.
+/// All edges, from the leader.
 async fn all_edges(State(page): State<Arc<Page>>) -> Answer {
     let query = EdgeQuery { site_label: Some(page.site_label.to_string()), ..EdgeQuery::default() };
     let pages = edges::pages(&page.cluster, &page.system, query);

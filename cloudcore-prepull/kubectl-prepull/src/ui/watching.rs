@@ -95,7 +95,7 @@ impl Watching {
         let mut is_heard = false;
         while let Some(event) = events.next().await {
             match event.context(what) {
-                // A list is about to be asked for, which nobody has answered yet.
+                // The list is about to be requested: that shows nothing about the connection yet.
                 Ok(Event::Init) => take(&mut self.known(), Event::Init),
                 Ok(event) => {
                     is_heard = true;

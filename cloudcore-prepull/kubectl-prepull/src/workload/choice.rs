@@ -19,7 +19,7 @@ pub(crate) struct Choice {
 }
 
 impl Choice {
-    /// What a pod says of its nodes: nodeName, nodeSelector, required node affinity, tolerations.
+    /// The choice of nodes by a pod: nodeName, nodeSelector, required node affinity, tolerations.
     pub(crate) fn of(pod: &PodSpec) -> Self {
         let mut selector = edge_selector();
         let mut beyond = None;

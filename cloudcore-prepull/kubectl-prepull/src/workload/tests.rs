@@ -14,7 +14,7 @@ fn only(yaml: &str) -> Workload {
 }
 
 #[test]
-fn images_of_every_kind_of_container_and_volume_are_found_once_each() {
+fn finds_images_of_all_containers_and_volumes() {
     let web = only(
         "
 apiVersion: apps/v1
@@ -65,7 +65,7 @@ spec:
 }
 
 #[test]
-fn every_kind_that_has_pods_is_a_workload_and_what_has_none_is_not() {
+fn only_kinds_with_pods_are_workloads() {
     let pod = json!({"containers": [{"name": "a", "image": "a:1"}]});
     let in_template = json!({"template": {"spec": pod}});
     for kind in ["Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job", "CloneSet", "Rollout"] {
@@ -85,7 +85,7 @@ fn every_kind_that_has_pods_is_a_workload_and_what_has_none_is_not() {
 }
 
 #[test]
-fn lists_and_several_documents_are_read_and_an_error_quotes_nothing() {
+fn reads_lists_and_multiple_documents() {
     let yaml = "
 ---
 kind: List
@@ -106,7 +106,7 @@ spec: {containers: [{name: a, image: 'b:1'}]}
 }
 
 #[test]
-fn what_a_pod_says_of_its_nodes_becomes_the_selector() {
+fn a_pods_node_choice_becomes_the_selector() {
     let pod = only(
         "
 kind: Pod
@@ -142,7 +142,7 @@ spec:
 }
 
 #[test]
-fn a_taint_keeps_away_whoever_does_not_tolerate_it() {
+fn a_taint_excludes_pods_without_toleration() {
     let pod = |tolerations: Value| {
         let spec = json!({"tolerations": tolerations, "containers": [{"name": "a", "image": "a:1"}]});
         Workload::of(&json!({"kind": "Pod", "spec": spec})).unwrap().unwrap().choice
@@ -176,7 +176,7 @@ fn a_taint_keeps_away_whoever_does_not_tolerate_it() {
 }
 
 #[test]
-fn secrets_go_to_the_registries_of_the_images_as_far_as_that_can_be_known() {
+fn secrets_go_to_the_images_registries() {
     let of = |images: &[&str], secrets: &[&str]| {
         let texts = |texts: &[&str]| texts.iter().map(ToString::to_string).collect::<Vec<_>>();
         logins(&texts(images), &texts(secrets))
@@ -193,7 +193,7 @@ fn secrets_go_to_the_registries_of_the_images_as_far_as_that_can_be_known() {
 }
 
 #[test]
-fn the_secrets_of_a_service_account_in_the_same_file_are_found() {
+fn finds_secrets_of_the_files_service_account() {
     let yaml = "
 kind: ServiceAccount
 metadata: {name: web, namespace: shop}

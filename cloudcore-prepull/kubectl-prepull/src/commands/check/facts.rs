@@ -1,4 +1,4 @@
-//! What is read of the cluster. What may not be read is kept with its reason.
+//! The facts that `check` reads of the cluster. Without the right to read one, we keep the reason instead.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,8 +28,8 @@ use crate::rights::{Right, missing};
 const PODS: &str = "app.kubernetes.io/name=cloudcore-prepull";
 const CA: &str = "prepull-ca";
 const KRUISE: &str = "imagepulljobs.apps.kruise.io";
-/// An edge whose certificate ends earlier than this has not renewed it: it does so when a third of its life is left, ten days
-/// of thirty.
+/// If an edge's certificate ends earlier than this, it was not renewed: edges renew with a third of its life left, ten
+/// days of thirty.
 const RENEWED: SignedDuration = SignedDuration::from_hours(3 * 24);
 
 /// What was read, or why it could not be. None: there is no such object.
@@ -63,9 +63,9 @@ pub(super) struct Facts {
 pub(super) struct Edges {
     pub(super) total: usize,
     pub(super) connected: usize,
-    /// How many of those that are connected have each version; none where it does not say.
+    /// Connected edges by version; `None` for those that don't report theirs.
     pub(super) versions: BTreeMap<Option<String>, usize>,
-    /// Those that are connected whose certificate ends soon.
+    /// Connected edges with a certificate that ends soon.
     pub(super) ending: Vec<String>,
     pub(super) revoked: usize,
 }

@@ -1,4 +1,4 @@
-//! What follows from what was read: points in sections. Pure.
+//! Turns the facts into points, in sections. Pure.
 
 mod cloud;
 mod others;
@@ -109,7 +109,7 @@ fn rights(facts: &Facts) -> Vec<Point> {
         let before = points.len();
         points.extend(lacking.map(|right| {
             let text = format!("you lack the right {}, for {}", right.text(&facts.namespace), right.commands);
-            let remedy = "whoever administers the cluster can grant it: manifests/kubectl-prepull/rbac.yaml has roles, and \
+            let remedy = "an administrator of the cluster can grant it: manifests/kubectl-prepull/rbac.yaml has roles, and \
                           manifests/cloudcore-prepull/optional/edges-reader.yaml that to services/proxy";
             // Who only looks lacks nothing.
             if is_look { Point::bad(text, remedy) } else { Point::open(text) }
@@ -134,7 +134,7 @@ fn edges(facts: &Facts) -> Vec<Point> {
     let Edges { total, connected, versions, ending, revoked } = edges;
     let mut points = vec![match (*total, *connected) {
         (0, _) => Point::open("there is no edge: no Node has the label node-role.kubernetes.io/edge")
-            .or("docs/operations.md#install tells how a node joins"),
+            .or("docs/operations.md#install shows how a node joins"),
         (total, connected) if connected == total => {
             Point::good(format!("{} connected", count(total as u64, "edge")))
         }
@@ -142,7 +142,7 @@ fn edges(facts: &Facts) -> Vec<Point> {
             "{connected} of {} connected",
             count(total as u64, "edge")
         ))
-        .or("kubectl prepull nodes --away lists the others, kubectl prepull why NODE tells what one lacks"),
+        .or("kubectl prepull nodes --away lists the others, kubectl prepull why NODE shows what one lacks"),
     }];
     if *revoked > 0 {
         points.push(Point::open(format!("{} locked out by `node revoke`", count(*revoked as u64, "edge"))));
@@ -155,7 +155,7 @@ fn edges(facts: &Facts) -> Vec<Point> {
             let edges = count(*edges as u64, "edge");
             let text = match version {
                 Some(version) => format!("{edges} with {version}, more than one minor version behind"),
-                None => format!("{edges} with a version too old to be told"),
+                None => format!("{edges} with a version too old to report it"),
             };
             points.push(Point::bad(
                 text,

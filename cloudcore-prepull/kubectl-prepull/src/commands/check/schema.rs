@@ -1,4 +1,4 @@
-//! What a definition of this version has, and the one in the cluster lacks.
+//! The fields of this version's definitions that the cluster's definitions lack.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde_json::Value;
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_definition_of_an_older_version_lacks_what_has_come_since() {
+    fn an_older_definition_lacks_newer_fields() {
         let ours = job::crd();
         assert!(lacking(&ours, &ours).is_empty());
         let mut value = serde_json::to_value(&ours).unwrap();

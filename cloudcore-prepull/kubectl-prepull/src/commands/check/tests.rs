@@ -127,7 +127,7 @@ fn bad(facts: &Facts) -> Vec<String> {
 }
 
 #[test]
-fn each_point_is_a_line_and_what_is_wrong_has_its_remedy_below() {
+fn every_fault_has_its_remedy_below() {
     for width in [80, 160] {
         let text = |facts: &Facts| render(&judge(facts, NOW), Screen::plain(width));
         assert_snapshot(&format!("commands/check/tests/well-{width}.txt"), &text(&well()));
@@ -140,7 +140,7 @@ fn refused<T>() -> Result<T, String> {
 }
 
 #[test]
-fn what_may_not_be_read_is_open_and_not_wrong() {
+fn unreadable_facts_are_open_points() {
     assert_eq!(bad(&well()), Vec::<String>::new());
     let blind = Facts {
         clock: None,
@@ -163,7 +163,7 @@ fn what_may_not_be_read_is_open_and_not_wrong() {
 }
 
 #[test]
-fn each_thing_that_is_wrong_is_found_by_itself() {
+fn each_fault_is_found_alone() {
     for (facts, words) in [
         (Facts { served: Ok(false), ..well() }, "the definitions are not installed"),
         (Facts { lease: Ok(Some(lease("", -5))), ..well() }, "the last leader gave its Lease back 6s ago"),
@@ -188,12 +188,12 @@ fn each_thing_that_is_wrong_is_found_by_itself() {
 }
 
 #[test]
-fn a_pod_counts_once_by_whichever_of_its_addresses_and_only_if_it_is_ready() {
+fn ready_pods_count_once_for_all_addresses() {
     let endpoint = |address: &str, pod: &str, ready: Value| json!({"addresses": [address], "conditions": {"ready": ready}, "targetRef": {"kind": "Pod", "name": pod}});
     let led_to =
         |items: Value| object::<Slices>(json!({ "items": items })).ready().into_iter().collect::<Vec<_>>();
     assert_eq!(led_to(json!([{"endpoints": null}, {}])), Vec::<String>::new());
-    // Of two families of addresses; a replica that is not ready; one of which nothing is known.
+    // Two address families; a replica that isn't ready; one in an unknown state.
     let (four, six) = (endpoint("10.0.0.7", "a", true.into()), endpoint("fd00::7", "a", true.into()));
     assert_eq!(
         led_to(json!([{"endpoints": [four, endpoint("10.0.0.8", "b", false.into())]}, {"endpoints": [six]}])),

@@ -39,7 +39,7 @@ fn edge(name: &str) -> Edge {
 }
 
 #[test]
-fn an_edge_forges_no_lines_and_moves_no_cursor() {
+fn edges_cannot_forge_lines_or_move_cursors() {
     let hostile =
         |name: &str| Some(format!("{name}\u{1b}]52;c;eA==\u{7}\u{1b}[2K\r\nedge-9\u{202e}x\u{2028}"));
     let edge = Edge {
@@ -84,14 +84,14 @@ fn table() -> Table {
 }
 
 #[test]
-fn the_edges_are_a_table_that_leaves_out_columns_where_there_is_no_room() {
+fn narrow_tables_drop_columns() {
     assert_snapshot("commands/nodes/tests/edges-80.txt", &table().render(Screen::plain(80), false));
     assert_snapshot("commands/nodes/tests/edges-160.txt", &table().render(Screen::plain(160), false));
     assert_snapshot("commands/nodes/tests/edges-wide.txt", &table().render(Screen::plain(80), true));
 }
 
 #[test]
-fn where_there_is_no_edge_it_is_said_what_an_edge_is() {
+fn an_empty_list_explains_edges() {
     let mut table = Table::new(NOW);
     table.add(&EdgeList {
         items: Vec::new(),

@@ -29,7 +29,7 @@ pub(super) fn render(
     if list.items.is_empty() {
         let since = duration(seconds_between(list.known_since.0, now));
         let text = format!(
-            "No site fits: those are listed whose nodes have shared layers lately. The leader has led for {since}, and the site \
+            "No site fits: the list has sites with layers shared lately. The leader has led for {since}, and the site \
              of a Node is its label {}.",
             tame(&list.site_label)
         );

@@ -1,4 +1,4 @@
-//! What is known of a node: its Node, its edge, and its record in jobs.
+//! The facts about a node: its Node, its edge, and its record in jobs.
 
 use std::pin::pin;
 
@@ -54,7 +54,7 @@ pub(super) async fn read(
     let said = |error: anyhow::Error| problem::text(&problem::explain(error, cluster.place()));
     let node = async { Api::<Node>::all(cluster.client()).get_opt(name).await };
     let (node, edge) = futures::join!(node, one(cluster, system, name));
-    // Whoever has no cluster, or is not let in, is told so at once.
+    // Without a cluster, or with refused credentials, fail at once.
     let node = match node.map_err(anyhow::Error::from) {
         Err(error) if problem::answer(&error).is_none_or(|answer| answer.code == 401) => return Err(error),
         node => node.map_err(said),
@@ -90,7 +90,7 @@ async fn of_jobs(cluster: &Cluster, node: &str) -> anyhow::Result<Vec<OfJob>> {
     }
     over.sort_unstable();
     for (_, name) in over.iter().rev().take(LATEST) {
-        // One that was deleted meanwhile tells nothing.
+        // Skip a job that was just deleted.
         let Some(job) = jobs::api(cluster).get_opt(name).await? else { continue };
         let of = of_job(cluster, job, node).await?;
         if of.record.is_some() {

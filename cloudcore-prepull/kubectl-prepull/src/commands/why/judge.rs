@@ -1,4 +1,4 @@
-//! What follows from what is known of a node: points, and the next step. Pure.
+//! Turns the facts about a node into points and the next step. Pure.
 
 mod job;
 mod pull_job;
@@ -113,14 +113,14 @@ fn of_edge(
     match &edge.runtime {
         Some(runtime) => points.push(Point::good(format!("its runtime is {runtime}"))),
         None => points.push(
-            Point::open("its agent says nothing of the container runtime: it does not answer, or the agent is of an older version")
+            Point::open("its agent does not report the container runtime: that does not answer, or the agent is of an older version")
                 .or(format!("on {name}: journalctl -u edgecore-prepull")),
         ),
     }
     if let Some(disk) = &edge.disk {
         let text =
             format!("{} of {} are free at {}", bytes(disk.available), bytes(disk.capacity), disk.mountpoint);
-        // The threshold of the kubelet and of the agent, unless they are told another one.
+        // The default threshold of the kubelet and of the agent.
         points.push(if disk.available < disk.capacity / 100 * 15 {
             Point::open(format!("only {text}: jobs may find no room")).or(format!(
                 "make room on {name}, or give it a larger disk; --disk-min-free is what the agent keeps free"
@@ -194,7 +194,7 @@ fn connection(name: &str, edge: &Edge, known_since: Option<Timestamp>, now: Time
     Point::bad(
         format!("its agent is not connected: {seen}; jobs wait for it"),
         format!(
-            "on {name}: systemctl status edgecore-prepull, and journalctl -u edgecore-prepull tells what keeps it from the cloud"
+            "on {name}: systemctl status edgecore-prepull, and journalctl -u edgecore-prepull shows what keeps it from the cloud"
         ),
     )
 }

@@ -93,7 +93,7 @@ fn failed() -> Facts {
 }
 
 #[test]
-fn the_points_of_a_node_that_failed_end_with_the_next_step() {
+fn a_failed_nodes_points_end_with_next_step() {
     for width in [80, 160] {
         let text = render(&judge(&failed(), NOW), Screen::plain(width));
         assert_snapshot(&format!("commands/why/tests/failed-{width}.txt"), &text);
@@ -101,7 +101,7 @@ fn the_points_of_a_node_that_failed_end_with_the_next_step() {
 }
 
 #[test]
-fn a_node_that_nobody_knows_is_told_from_one_that_is_away() {
+fn distinguishes_unknown_nodes_from_absent_ones() {
     let unknown = Facts { node: Ok(None), edge: Ok(None), ..well() };
     let away = Edge { connected: false, connected_since: None, last_seen: Some(at(-3_000)), ..edge() };
     let away = Facts { edge: Ok(Some(away)), ..well() };
@@ -111,7 +111,7 @@ fn a_node_that_nobody_knows_is_told_from_one_that_is_away() {
 }
 
 #[test]
-fn the_next_step_is_about_the_first_thing_that_is_in_the_way() {
+fn the_next_step_removes_the_first_obstacle() {
     let next = |facts: &Facts| judge(facts, NOW).next;
     assert_eq!(next(&well()), "nothing is in its way: kubectl prepull run IMAGE --node edge-7");
     let unlabelled = Facts { node: Ok(Some(node(json!({}), "True"))), ..well() };
@@ -137,7 +137,7 @@ fn the_next_step_is_about_the_first_thing_that_is_in_the_way() {
 }
 
 #[test]
-fn a_job_that_leaves_the_node_out_says_why() {
+fn a_job_without_the_node_gives_reasons() {
     let last = |facts: &Facts| judge(facts, NOW).points.pop().unwrap();
     let is_bad = |job, words: [&str; 2]| {
         let point = last(&with(job, None));
@@ -166,13 +166,13 @@ fn a_job_that_leaves_the_node_out_says_why() {
         "{}",
         refused.text
     );
-    // Nobody has asked for this job.
+    // The command line doesn't name this job.
     let other = Facts { is_job_named: false, ..with(running(by_label("b"), json!([])), None) };
     assert_eq!(last(&other).text, "no job runs that has selected it");
 }
 
 #[test]
-fn what_a_job_of_kruise_says_of_a_node_is_a_point_with_its_next_step() {
+fn kruise_jobs_are_points_with_next_steps() {
     let of = |record: Option<NodeStatus>, has_node_image, is_over| {
         let view = View { job: "imagepulljob/web -n shop".to_owned(), is_over, ..View::default() };
         let pull_jobs = vec![OfNode { job: view, record, has_node_image }];
@@ -201,7 +201,7 @@ fn what_a_job_of_kruise_says_of_a_node_is_a_point_with_its_next_step() {
 }
 
 #[test]
-fn the_kubelets_records_are_for_you_to_judge() {
+fn kubelet_records_are_open_points() {
     let image = |name: &str, kubelet_record| ImageStatus {
         image: name.to_owned(),
         status: Tristate::True,
@@ -236,7 +236,7 @@ fn the_kubelets_records_are_for_you_to_judge() {
 }
 
 #[test]
-fn a_success_is_of_a_moment_in_the_past() {
+fn successes_are_shown_with_their_time() {
     let over =
         || job(json!({"nodeNames": ["edge-7"]}), json!({"phase": "Completed", "startTime": at(-90_000)}));
     let of = |recheck: serde_json::Value| {

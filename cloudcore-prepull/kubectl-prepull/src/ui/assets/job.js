@@ -21,7 +21,7 @@ const VERBS = [
     text: "Cancel",
     danger: true,
     fits: (job) => !job.isOver && !job.cancelled,
-    sure: "End this job now, and for good? Nodes that are pulling are told to stop, and no further one starts. What is there stays.",
+    sure: "End this job now, and for good? Nodes that are pulling stop, and no further one starts. What is there stays.",
   },
 ];
 

@@ -28,14 +28,14 @@ fn leader(facts: &Facts, now: Timestamp) -> Point {
         "kubectl -n {namespace} get pods; kubectl -n {namespace} logs -l app.kubernetes.io/name=cloudcore-prepull"
     );
     let spec = match &facts.lease {
-        Err(error) => return Point::open(format!("whether somebody leads is not known: {error}")),
+        Err(error) => return Point::open(format!("whether a replica leads is not known: {error}")),
         // A single one may lead without a Lease.
         Ok(None) if facts.edges.is_ok() => {
             return Point::open("the leader has no Lease: it runs with --leader-elect=false");
         }
         Ok(None) => {
             return Point::bad(
-                format!("nobody leads: namespace {namespace} has no Lease cloudcore-prepull"),
+                format!("no replica leads: namespace {namespace} has no Lease cloudcore-prepull"),
                 "install cloudcore-prepull (docs/operations.md#install); --system-namespace names another namespace",
             );
         }
@@ -45,9 +45,9 @@ fn leader(facts: &Facts, now: Timestamp) -> Point {
     let ago = duration(seconds_between(renewed, now));
     let lasts = SignedDuration::from_secs(spec.lease_duration_seconds.unwrap_or_default().into());
     match spec.holder_identity.filter(|holder| !holder.is_empty()) {
-        None => Point::bad(format!("nobody leads: the last leader gave its Lease back {ago} ago"), start),
+        None => Point::bad(format!("no replica leads: the last leader gave its Lease back {ago} ago"), start),
         Some(holder) if now.duration_since(renewed) > lasts.saturating_add(LATE) => {
-            Point::bad(format!("nobody leads: {holder} has not renewed its Lease for {ago}"), start)
+            Point::bad(format!("no replica leads: {holder} has not renewed its Lease for {ago}"), start)
         }
         Some(holder) => Point::good(format!("{holder} leads")),
     }
@@ -71,7 +71,7 @@ fn pods(facts: &Facts) -> Point {
             Point::bad(
                 format!("{ready} of {} ready; {unready} is not", count(all as u64, "pod")),
                 format!(
-                    "kubectl -n {namespace} describe pod {unready}; /availablez of the pod, port 10003, says why"
+                    "kubectl -n {namespace} describe pod {unready}; /availablez of the pod, port 10003, has the reason"
                 ),
             )
         }
@@ -100,7 +100,7 @@ fn door(facts: &Facts) -> Point {
             ),
             1 => Point::good("the Service cloudcore-prepull leads to one pod"),
             more => Point::bad(
-                format!("the Service cloudcore-prepull leads to {more} pods, of which one leads"),
+                format!("the Service cloudcore-prepull leads to {more} pods, and only one is the leader"),
                 "its selector is to have prepull.kubeedge.io/leader: \"true\" (manifests/cloudcore-prepull/service.yaml)",
             ),
         },

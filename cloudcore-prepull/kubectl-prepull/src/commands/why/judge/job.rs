@@ -1,4 +1,4 @@
-//! What a job says of a node.
+//! The points about a job on a node.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -66,7 +66,7 @@ pub(super) fn point(
     })
 }
 
-/// Whether the job names the node or selects its labels, if that can be told.
+/// Whether the job names the node or selects its labels; `None` if that is unknown.
 fn is_chosen(job: &ImagePrePullJob, name: &str, node: Option<&Node>) -> Option<bool> {
     let template = &job.spec.image_pre_pull_template;
     match &template.label_selector {
@@ -194,7 +194,7 @@ fn look_at(code: FailureCode) -> &'static str {
         FailureCode::NoSpace => "make room on the disk of the node",
         FailureCode::RuntimeDown => "see to the container runtime on the node",
         FailureCode::Timeout => "a longer timeoutSeconds, or a faster link",
-        FailureCode::CheckFailed => "see to disk, cpu or memory of the node, as the reason says",
+        FailureCode::CheckFailed => "see to disk, cpu or memory of the node, by the reason",
         FailureCode::Cancelled => "it was cancelled",
         FailureCode::NodeNotFound => "check the name of the node",
         FailureCode::Offline => "see to the agent and its link",

@@ -1,4 +1,4 @@
-//! What a job of OpenKruise says of a node.
+//! The points about a job of OpenKruise on a node.
 
 use jiff::Timestamp;
 use prepull_api::crd::EDGE_LABEL;
@@ -20,7 +20,7 @@ pub(super) fn point(of: &OfNode, node: &str, now: Timestamp) -> Point {
             Point::bad(
                 format!("{name} cannot ask for anything on it: there is no NodeImage {node}"),
                 format!(
-                    "NodeImages are made of Nodes with the label {EDGE_LABEL}, unless --kruise-node-selector says otherwise"
+                    "NodeImages are made of Nodes with the label {EDGE_LABEL}, unless --kruise-node-selector names another"
                 ),
             )
         };
