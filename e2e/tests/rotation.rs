@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
-use kube::api::{Api, DeleteParams, ListParams};
+use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use prepull_e2e::parts::workspace;
@@ -121,6 +121,32 @@ async fn a_rotation_needs_no_joins() -> Result<()> {
     site.cloud.restart().await?;
     let status = site.job("after").images([&other]).on(["edge-1", "edge-2"]).completes().await?;
     assert_eq!(status.summary.successful, 2);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_restored_ca_brings_the_edges_back() -> Result<()> {
+    let mut site = Site::start().await?;
+    let node = site.node("edge-1").await?.await?;
+    node.is_connected().await?;
+    let secrets: Api<Secret> = Api::namespaced(site.cluster.client(), NAMESPACE);
+    let mut backup = secrets.get("prepull-ca").await?;
+    secrets.delete("prepull-ca", &DeleteParams::default()).await?;
+    // It makes another CA, which the edge doesn't trust.
+    site.cloud.restart().await?;
+    eventually("the edge refuses the new CA", SOON, async || {
+        let log = node.agent_log();
+        ensure!(log.contains("not from the CA that this node has joined"), "{log}");
+        Ok(())
+    })
+    .await?;
+
+    secrets.delete("prepull-ca", &DeleteParams::default()).await?;
+    backup.metadata.resource_version = None;
+    backup.metadata.uid = None;
+    secrets.create(&PostParams::default(), &backup).await?;
+    let (_, reference) = site.image("restored", &[MIB])?;
+    site.job("after-restore").images([&reference]).on(["edge-1"]).completes().await?;
     Ok(())
 }
 

@@ -94,7 +94,7 @@ fn dashboard_and_manual_name_existing_metrics() {
     let texts = [
         include_str!("../../../manifests/monitoring/alerts.yaml"),
         include_str!("../../../manifests/monitoring/dashboard.json"),
-        include_str!("../../../docs/operations.md"),
+        include_str!("../../../docs/operations/monitoring.md"),
     ];
     let named = |text: &'static str| {
         let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
@@ -111,6 +111,6 @@ fn dashboard_and_manual_name_existing_metrics() {
     }
     let manual = named(texts[2]);
     for name in Counted::NAMES {
-        assert!(manual.contains(name), "docs/operations.md does not explain edgecore_prepull_{name}");
+        assert!(manual.contains(name), "docs/operations/monitoring.md does not explain edgecore_prepull_{name}");
     }
 }

@@ -177,13 +177,13 @@ fn dashboards_alerts_and_docs_match_the_metrics() {
         assert!(named(text).len() > 5);
         assert_eq!(named(text).difference(&exist).collect::<Vec<_>>(), Vec::<&&str>::new());
     }
-    let manual = include_str!("../../../../docs/operations.md");
+    let manual = include_str!("../../../../docs/operations/monitoring.md");
     let in_manual = named(manual);
     assert_eq!(exist.difference(&in_manual).collect::<Vec<_>>(), Vec::<&&str>::new());
     // Each alert leads to what is to be done.
     for alert in alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")) {
         assert!(manual.contains(&format!("\n#### {alert}\n")), "{alert} has no paragraph");
-        let runbook = format!("runbook: docs/operations.md#{}\n", alert.to_lowercase());
+        let runbook = format!("runbook: docs/operations/monitoring.md#{}\n", alert.to_lowercase());
         assert!(alerts.contains(&runbook), "{alert} names no paragraph");
     }
 }

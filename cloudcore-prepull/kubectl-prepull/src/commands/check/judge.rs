@@ -134,7 +134,7 @@ fn edges(facts: &Facts) -> Vec<Point> {
     let Edges { total, connected, versions, ending, revoked } = edges;
     let mut points = vec![match (*total, *connected) {
         (0, _) => Point::open("there is no edge: no Node has the label node-role.kubernetes.io/edge")
-            .or("docs/operations.md#install shows how a node joins"),
+            .or("docs/operations/install.md shows how a node joins"),
         (total, connected) if connected == total => {
             Point::good(format!("{} connected", count(total as u64, "edge")))
         }
@@ -159,7 +159,7 @@ fn edges(facts: &Facts) -> Vec<Point> {
             };
             points.push(Point::bad(
                 text,
-                "upgrade their agents (docs/operations.md): they go on working, without what has come since",
+                "upgrade their agents (docs/operations/upgrade.md): they go on working, without what has come since",
             ));
         }
     }

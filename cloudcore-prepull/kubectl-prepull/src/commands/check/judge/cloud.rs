@@ -36,7 +36,7 @@ fn leader(facts: &Facts, now: Timestamp) -> Point {
         Ok(None) => {
             return Point::bad(
                 format!("no replica leads: namespace {namespace} has no Lease cloudcore-prepull"),
-                "install cloudcore-prepull (docs/operations.md#install); --system-namespace names another namespace",
+                "install cloudcore-prepull (docs/operations/install.md); --system-namespace names another namespace",
             );
         }
         Ok(Some(lease)) => lease.spec.clone().unwrap_or_default(),
@@ -125,7 +125,7 @@ fn ca(facts: &Facts, now: Timestamp) -> Point {
         let not_after = pem.parse_x509().ok()?.validity().not_after.timestamp();
         Timestamp::from_second(not_after).ok()
     });
-    let rotate = "cloudcore-prepull ca rotate (docs/operations.md)";
+    let rotate = "cloudcore-prepull ca rotate (docs/operations/certificates.md)";
     match end {
         None => Point::bad("the CA in the ConfigMap prepull-ca is no certificate", rotate),
         Some(end) if end <= now => Point::bad(
