@@ -36,6 +36,7 @@ mod ladder;
 mod leader_label;
 mod links;
 mod manifests;
+mod manuals;
 mod mid_pull;
 mod monitoring;
 mod offline;
