@@ -13,6 +13,7 @@ mod options;
 mod rows;
 mod run;
 mod scene;
+pub mod stolen;
 mod table;
 
 use std::process::ExitCode;
@@ -21,10 +22,11 @@ use crate::measured::{Teller, measured, write_json};
 
 pub use faults::{Fault, Strike, Struck, strike};
 pub use figures::{Figures, OfProcess, Row};
-pub use liar::Liar;
+pub use liar::{Answer, Liar};
 pub use options::{Options, SERVING};
 pub use run::{Order, Run};
-pub use scene::{Boxes, Plan, SiteBox};
+pub use scene::{Boxes, Plan, SITE, SiteBox};
+pub use stolen::Stolen;
 
 /// Runs the program. The exit status is 0 if every job ended as it should have.
 pub async fn run(options: Options) -> ExitCode {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use futures::{SinkExt, StreamExt};
-use prepull_api::wire::{CloudMessage, EdgeMessage, SUBPROTOCOL, TUNNEL_PATH, decode, encode};
+use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, SUBPROTOCOL, TUNNEL_PATH, decode, encode};
 use rcgen::KeyPair;
 use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::pem::PemObject;
@@ -77,8 +77,13 @@ impl Intruder {
 
     /// Opens a session: sends `Hello` and waits for `Welcome`.
     pub async fn open_session(&self) -> Result<Wire> {
+        self.open_session_with(Hello::default()).await
+    }
+
+    /// Opens a session with this `Hello`.
+    pub async fn open_session_with(&self, hello: Hello) -> Result<Wire> {
         let mut wire = self.open_websocket().await?;
-        wire.send_message(&EdgeMessage::Hello(Box::default())).await?;
+        wire.send_message(&EdgeMessage::Hello(Box::new(hello))).await?;
         match wire.receive().await? {
             CloudMessage::Welcome(_) => Ok(wire),
             other => bail!("the cloud answered Hello with {other:?} instead of Welcome"),

@@ -1,4 +1,4 @@
-//! A lying peer: it has a node's certificate and answers every request with garbage.
+//! A lying peer: it has a node's certificate and answers with garbage, or with nothing.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -27,6 +27,17 @@ use crate::network::Outlet;
 /// Port of the liar in its box.
 const PORT: u16 = 10_007;
 
+/// How a liar answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// With zeros of the right length.
+    Garbage,
+    /// That it has no such blob.
+    NotFound,
+    /// With nothing.
+    Silence,
+}
+
 /// A server of garbage in a box. It ends when dropped.
 pub struct Liar {
     lies: Arc<AtomicU64>,
@@ -37,6 +48,11 @@ pub struct Liar {
 impl Liar {
     /// Starts lying about an image, with the certificate in this state directory.
     pub fn start(outlet: &Outlet, state: &Path, image: &Image) -> Result<Self> {
+        Self::answering(outlet, state, image, Answer::Garbage)
+    }
+
+    /// Does the same with an answer of the caller's choice.
+    pub(super) fn answering(outlet: &Outlet, state: &Path, image: &Image, answer: Answer) -> Result<Self> {
         let pem = |name: &str| state.join("pki").join(name);
         let chain = CertificateDer::pem_file_iter(pem("client.crt"))?.collect::<Result<Vec<_>, _>>()?;
         let key = PrivateKeyDer::from_pem_file(pem("client.key")).context("the node's key")?;
@@ -53,9 +69,13 @@ impl Liar {
                 let stopped = stopped.clone();
                 tokio::spawn(stopped.run_until_cancelled_owned(async move {
                     let Ok(stream) = tls.accept(stream).await else { return };
-                    let answer = service_fn(|request| {
+                    let answer = service_fn(async |request| {
                         counted.fetch_add(1, Ordering::SeqCst);
-                        std::future::ready(Ok::<_, Infallible>(lie(&image, &request)))
+                        Ok::<_, Infallible>(match answer {
+                            Answer::Garbage => lie(&image, &request),
+                            Answer::NotFound => respond(StatusCode::NOT_FOUND, 0),
+                            Answer::Silence => std::future::pending().await,
+                        })
                     });
                     let http = hyper::server::conn::http1::Builder::new();
                     // A client that has seen enough breaks off.

@@ -16,7 +16,7 @@ use crate::node::{EdgeNode, Start};
 use crate::registry::Registry;
 
 /// Label that names a node's site, and the site.
-const SITE: (&str, &str) = ("topology.kubernetes.io/zone", "store-1");
+pub const SITE: (&str, &str) = ("topology.kubernetes.io/zone", "store-1");
 /// Name of the registry in references.
 const REGISTRY: &str = "registry.example";
 /// The repository and tag of the image.
