@@ -61,6 +61,7 @@ mod selection;
 mod sharing;
 mod signatures;
 mod site_faults;
+mod site_liars;
 mod site_streams;
 mod sites;
 mod stalls;
