@@ -247,7 +247,13 @@ impl Turn<'_> {
         }
         book.seekers.insert(node, Seeker::new(task.clone()));
         book.waiting.insert(node);
+        let carrier = book.carrier;
         self.count_waiting(node, true);
+        // Those that avoid such a carrier would each download for themselves.
+        let is_barred = |id: NodeId| self.nodes[id].trust.no_lease_until > self.now;
+        if let Some(carrier) = carrier.filter(|carrier| is_barred(*carrier) && !is_barred(node)) {
+            self.set_way(number, carrier, Way::Wait);
+        }
         self.wake_book(number, self.now + GATHER);
         self.site.mark(number);
         self.settle(number);

@@ -662,6 +662,18 @@ fn the_node_with_the_most_bytes_goes_on_after_a_failover() {
 }
 
 #[test]
+fn a_node_without_leases_gives_way() {
+    let mut story = Story::of_streaming(&["a", "b"]);
+    let barred = story.sites.nodes.id(&"b".into()).unwrap();
+    story.sites.nodes[barred].trust.no_lease_until = HOUR;
+    story.want("b", "1");
+    assert_eq!(story.hear_in(2), ["b 1: carry"], "no other node wants it");
+    story.want("a", "1");
+    let heard = story.hear_in(2);
+    assert!(heard.contains(&"a 1: carry".to_owned()), "{heard:?}");
+}
+
+#[test]
 fn a_look_is_bounded_and_short() {
     const NODES: usize = 10_000;
     let names: Vec<String> = (0..NODES).map(|node| format!("n{node}")).collect();
