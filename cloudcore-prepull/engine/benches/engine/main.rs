@@ -5,6 +5,7 @@
 
 #![allow(clippy::print_stdout, clippy::expect_used, clippy::cast_precision_loss)]
 
+mod sites;
 mod world;
 
 use std::process::Command;
@@ -101,6 +102,10 @@ const SCENARIOS: [Scenario; 6] = [
     },
 ];
 
+fn verdict(met: bool) -> &'static str {
+    if met { "met" } else { "MISSED" }
+}
+
 fn at_once(_: usize) -> SignedDuration {
     SignedDuration::from_millis(100)
 }
@@ -133,12 +138,14 @@ fn main() {
     {
         return measure_ended(nodes.parse().expect("a number of nodes"));
     }
+    if arguments == [SITES] {
+        return sites::measure(&MEMORY);
+    }
     if let [name, nodes] = arguments.as_slice() {
         let scenario = SCENARIOS.iter().find(|scenario| scenario.name == name).expect("a scenario");
         return measure(scenario, nodes.parse().expect("a number of nodes"));
     }
     let largest = std::env::var("NODES").map_or(NODES, |nodes| nodes.parse().expect("NODES is a number"));
-    let verdict = |met| if met { "met" } else { "MISSED" };
     println!(
         "The engine alone, on one core. Time is the engine's own; memory is the whole process with its made-up cluster."
     );
@@ -202,7 +209,11 @@ fn main() {
     for nodes in [1_000, 10_000].into_iter().filter(|nodes| *nodes <= largest) {
         measure_ended(nodes);
     }
+    sites::measure(&MEMORY);
 }
+
+/// The name of the rows about sites.
+const SITES: &str = "site";
 
 /// The name of the row about ended jobs.
 const ENDED: &str = "ended";
@@ -225,7 +236,6 @@ fn measure_ended(nodes: usize) {
     world.settle();
     let idle = (0..IDLE).map(|_| world.idle_batch()).sum::<Duration>() / IDLE;
     let (took, messages) = world.delete_pinned_jobs(&jobs[..DELETED.min(nodes)]);
-    let verdict = |met| if met { "met" } else { "MISSED" };
     println!(
         "{nodes:>8} a batch {idle:>8.1?}, {DELETED} deletions {took:>6.0?} and {messages} messages; bars: {BAR_IDLE:?} {}, \
          one message an edge {}",

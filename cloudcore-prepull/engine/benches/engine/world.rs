@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use jiff::{SignedDuration, Timestamp};
 use prepull_api::crd::kruise::{ImagePullJob, NodeImage, NodeImageSpec};
 use prepull_api::selector::Selector;
+use prepull_api::sites::PeerDoor;
 use prepull_api::task::{ImageOutcome, ImageResult, JobUid, NodeName, TaskId, TaskOutcome, TaskResult};
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello};
 use prepull_engine::engine::{Action, Engine, Input};
@@ -18,7 +19,7 @@ use prepull_engine::recording::{Entry, count};
 use prepull_engine::shared::node_view::NodeView;
 use prepull_engine::shared::outcomes::{DispatchOutcome, WriteOutcome};
 use prepull_engine::shared::session::{SessionEvent, SessionId};
-use prepull_engine::sites::SiteSettings;
+use prepull_engine::sites::{Directions, SITE_LABEL, SiteSettings};
 use serde_json::json;
 
 /// The API server answers a write after this long.
@@ -46,6 +47,8 @@ pub(crate) struct Figures {
     pub(crate) busy: Duration,
     /// The longest that it took for one batch.
     pub(crate) longest: Duration,
+    /// The longest of a flush alone, in processor time, which a busy machine changes little.
+    pub(crate) longest_flush: Duration,
 }
 
 /// See the module.
@@ -62,6 +65,10 @@ pub(crate) struct World {
     node_images: HashMap<NodeName, Vec<u8>>,
     parts: SharedParts,
     versions: usize,
+    /// Sites that the nodes are spread over. `None`: they have no site.
+    sites: Option<usize>,
+    /// Sources that nodes were sent.
+    directions: Vec<Directions>,
     /// Jobs that have ended, by their status.
     pub(crate) ended: HashSet<String>,
     /// What was counted.
@@ -78,21 +85,8 @@ pub(crate) fn name(index: usize) -> NodeName {
 impl World {
     /// A fleet of connected, Ready edge nodes without any job. With `kruise`, jobs can use Kruise's API.
     pub(crate) fn new(nodes: usize, kruise: bool, pull_time: PullTime, recording: bool) -> Self {
-        let mut world = Self {
-            engine: engine(kruise),
-            now: "2026-01-01T00:00:00Z".parse().expect("a time"),
-            due: BTreeMap::new(),
-            arrivals: 0,
-            pull_time,
-            jobs: HashMap::new(),
-            pull_jobs: HashMap::new(),
-            node_images: HashMap::new(),
-            parts: SharedParts::default(),
-            versions: 0,
-            ended: HashSet::new(),
-            figures: Figures::default(),
-            recording: recording.then(Vec::new),
-        };
+        let mut world = Self::empty(engine(kruise), pull_time);
+        world.recording = recording.then(Vec::new);
         let begin = Entry::Begin {
             version: "made up".to_owned(),
             kruise_node_selector: kruise.then(|| prepull_api::crd::EDGE_LABEL.to_owned()),
@@ -103,16 +97,47 @@ impl World {
         world
     }
 
+    /// The same for jobs that share, with the nodes spread over sites.
+    pub(crate) fn of_sites(nodes: usize, sites: usize, pull_time: PullTime) -> Self {
+        let settings = SiteSettings { share_by_default: true, ..SiteSettings::default() };
+        let mut world = Self::empty(engine(false).with_sites(settings), pull_time);
+        world.sites = Some(sites);
+        world.list(nodes, false);
+        world
+    }
+
+    fn empty(engine: Engine, pull_time: PullTime) -> Self {
+        Self {
+            engine,
+            now: "2026-01-01T00:00:00Z".parse().expect("a time"),
+            due: BTreeMap::new(),
+            arrivals: 0,
+            pull_time,
+            jobs: HashMap::new(),
+            pull_jobs: HashMap::new(),
+            node_images: HashMap::new(),
+            parts: SharedParts::default(),
+            versions: 0,
+            sites: None,
+            directions: Vec::new(),
+            ended: HashSet::new(),
+            figures: Figures::default(),
+            recording: None,
+        }
+    }
+
     fn list(&mut self, nodes: usize, kruise: bool) {
         use controller::Input as Prepull;
-        let view = |index: usize| NodeView {
-            name: name(index),
-            labels: BTreeMap::from([
+        let sites = self.sites;
+        let view = |index: usize| {
+            let mut labels = BTreeMap::from([
                 (prepull_api::crd::EDGE_LABEL.to_owned(), String::new()),
                 ("lot".to_owned(), (index % LOTS).to_string()),
-            ]),
-            ready: true,
+            ]);
+            labels.extend(sites.map(|sites| (SITE_LABEL.to_owned(), format!("site-{}", index % sites))));
+            NodeView { name: name(index), labels, ready: true }
         };
+        let peer = sites.map(|_| PeerDoor { addresses: vec!["10.0.0.1:10006".to_owned()], streams: true });
         self.happens(Prepull::Nodes((0..nodes).map(view).collect()).into());
         self.happens(Prepull::Jobs(Vec::new()).into());
         if kruise {
@@ -122,7 +147,8 @@ impl World {
             self.happens(kruise::Input::Job(jobs::Input::ListJobs(Vec::new())).into());
         }
         for index in 0..nodes {
-            let (node, session, hello) = (name(index), SessionId(index as u64 + 1), Hello::default());
+            let hello = Hello { peer: peer.clone(), ..Hello::default() };
+            let (node, session) = (name(index), SessionId(index as u64 + 1));
             self.happens(Prepull::Session(SessionEvent::Up { node, session, hello: Box::new(hello) }).into());
         }
         self.settle();
@@ -275,6 +301,25 @@ impl World {
         self.engine = Engine::default();
     }
 
+    /// Lets everything happen within this time.
+    pub(crate) fn run_for(&mut self, time: SignedDuration) {
+        let end = self.now + time;
+        while self.next().is_some_and(|next| next <= end) {
+            self.step();
+        }
+        self.now = end;
+    }
+
+    /// Sources that nodes were sent since the last call.
+    pub(crate) fn take_directions(&mut self) -> Vec<Directions> {
+        std::mem::take(&mut self.directions)
+    }
+
+    /// Bytes that the tracker of sites counts as its own.
+    pub(crate) fn site_bytes(&self) -> usize {
+        self.engine.site_bytes()
+    }
+
     /// Lets everything happen that is under way.
     pub(crate) fn settle(&mut self) {
         while !self.due.is_empty() {
@@ -282,10 +327,14 @@ impl World {
         }
     }
 
-    /// One batch: what is due next, and what the engine wants done about it. `false`: nothing is left to happen.
-    fn step(&mut self) -> bool {
+    fn next(&self) -> Option<Timestamp> {
         let due = self.due.keys().next().map(|(at, _)| *at);
-        let Some(next) = [due, self.engine.next_wakeup()].into_iter().flatten().min() else { return false };
+        [due, self.engine.next_wakeup()].into_iter().flatten().min()
+    }
+
+    /// One batch: what is due next, and what the engine wants done about it. `false`: nothing is left to happen.
+    pub(crate) fn step(&mut self) -> bool {
+        let Some(next) = self.next() else { return false };
         self.now = self.now.max(next);
         let mut batch = Vec::new();
         while let Some(entry) = self.due.first_entry().filter(|entry| entry.key().0 <= self.now)
@@ -307,7 +356,9 @@ impl World {
         for input in batch {
             self.engine.handle(input, self.now);
         }
+        let flushed = cpu_time();
         let actions = self.engine.flush(self.now);
+        self.figures.longest_flush = self.figures.longest_flush.max(cpu_time().saturating_sub(flushed));
         let took = began.elapsed();
         self.figures.busy += took;
         self.figures.longest = self.figures.longest.max(took);
@@ -316,7 +367,7 @@ impl World {
             match action {
                 Action::Prepull(action) => self.carry_out(action),
                 Action::Kruise(action) => self.carry_out_kruise(action),
-                Action::Direct(_) => {}
+                Action::Direct(directions) => self.directions.push(directions),
             }
         }
         true
@@ -473,6 +524,12 @@ fn read(stored: &[u8]) -> NodeImage {
 pub(crate) fn session(node: &NodeName) -> SessionId {
     let index: u64 = node.0.trim_start_matches("edge-").parse().expect("a node of this world");
     SessionId(index + 1)
+}
+
+/// Processor time of this thread.
+pub(crate) fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(time).expect("a time")
 }
 
 #[expect(clippy::disallowed_methods, reason = "measures what the engine takes; the engine does not see it")]
