@@ -6,13 +6,13 @@
 //!             ▲ timers, complaints, sessions
 //! ```
 //!
-//! What holds whatever nodes do:
+//! Rules that hold even if nodes lie:
 //! - Only the tracker gives leases, at most one for each blob of a site. A node's claim to carry a blob makes it no carrier.
 //! - A node is sent only to neighbours that have said that they have, or receive, the same blob under the same entitlement.
 //! - A lease that neighbours can confirm ends when they don't, and a holder counts once a neighbour got the blob from it.
-//! - The work of a look follows what has changed, and is bounded; memory has a budget.
+//! - A look works on changes only, and is bounded; memory has a budget.
 //!
-//! Nothing of it is stored. After a failover it begins with what the nodes say.
+//! Nothing is stored: after a failover the nodes report what they have.
 
 mod book;
 mod leases;
@@ -53,40 +53,40 @@ const HOUR: Time = 3600 * SECOND;
 const PACE: Time = 100;
 /// Time without progress after which a carrier is replaced, and a neighbour is left.
 const LEASE: Time = 60 * SECOND;
-/// The same for a node that has lost its session, and the time that a holder is waited for then: a restart takes less.
+/// The same for a node without a session, and how long we wait for such a holder: a restart takes less.
 const OFFLINE_LEASE: Time = 30 * SECOND;
-/// Time that a node has to say again what it does in a new session.
+/// Time for a node to report its blobs in a new session.
 const RETURN: Time = 15 * SECOND;
-/// Time from the first node that wants a blob to its lease: after a failover or a window the nodes come back within it, and
+/// Time from the first node that wants a blob to its lease. After a failover or a window the nodes come back within it, so
 /// the one with the most bytes goes on.
 const GATHER: Time = SECOND;
-/// Interval of reminding a node that waits. It is a third of the shortest patience of agents.
+/// Interval of reminders to a waiting node: a third of the shortest patience of agents.
 const REMINDER: Time = 20 * SECOND;
-/// Time for which the holders of a blob are remembered that no node wants: a wave may begin hours after the one before.
+/// We remember the holders of an unwanted blob for this long: the next wave may begin hours later.
 const MEMORY: Time = 6 * HOUR;
-/// Most blobs that one node has to do with: three images of three hundred layers.
+/// Most blobs that one node may want or have: three images of three hundred layers.
 const MAX_BOOKS_OF_NODE: usize = 1024;
-/// Most nodes that are remembered to have a blob.
+/// Most holders of a blob: more serve no one sooner.
 const MAX_HOLDERS: usize = 256;
-/// Most events that are kept for the log.
+/// Most events that wait for the log: an attack shows in fewer.
 const MAX_EVENTS: usize = 256;
-/// Bytes of memory for all sites, unless told otherwise: ten thousand boxes that share forty layers need half of it.
+/// Default budget of all sites in bytes: ten thousand boxes that share forty layers need half of it.
 const MEMORY_LIMIT: usize = 256 << 20;
 
 const NO_SITE: &str =
     "its Node has no label that says which site it is at (--site-label of cloudcore-prepull)";
-const NO_BOOK: &str = "its site has too many layers to be kept track of";
+const NO_BOOK: &str = "its site has too many layers to track";
 pub(crate) const NOT_SHARED: &str = "the job does not share layers any more, or does not wait for the task";
 
-/// How nodes are grouped, and what holds for jobs that do not say whether they share.
+/// How nodes are grouped, and the defaults of jobs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SiteSettings {
     /// The label of a Node whose value is its site.
     pub label: String,
-    /// Whether a job shares that does not say so, and whether NodeImages do.
+    /// Whether NodeImages share, and jobs that don't set it.
     pub share_by_default: bool,
-    /// Bytes of memory that what is known of all sites may take, roughly. Beyond it layers are not shared.
+    /// Rough budget of all sites in bytes. Beyond it, new layers are not shared.
     #[serde(default = "default_memory")]
     pub memory: usize,
 }
@@ -96,7 +96,7 @@ fn default_memory() -> usize {
 }
 
 impl SiteSettings {
-    /// The site of a Node with these labels. `None`: it is at none.
+    /// The site of a Node with these labels. `None`: it has no site.
     pub fn site_of<'a>(&self, labels: &'a BTreeMap<String, String>) -> Option<&'a str> {
         labels.get(&self.label).map(String::as_str).filter(|site| !site.is_empty())
     }
@@ -108,13 +108,13 @@ impl Default for SiteSettings {
     }
 }
 
-/// The label of a Node whose value is its site, unless told otherwise.
+/// The default label of a Node whose value is its site.
 pub const SITE_LABEL: &str = prepull_api::edges::SITE_LABEL;
 
-/// What the nodes that carry out a task share.
+/// How a task shares its blobs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Shared {
-    /// The images of the task and the credentials that the cloud gave for them: what entitles a node to their layers.
+    /// The images of the task and the credentials that the cloud gave for them: they entitle a node to the layers.
     pub(crate) entitlement: Arc<str>,
     /// Bytes a second over the uplink of each site.
     pub(crate) max_rate: Option<NonZeroU64>,
@@ -123,13 +123,13 @@ pub(crate) struct Shared {
 }
 
 /// All sites.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Sites {
     settings: SiteSettings,
     nodes: Nodes,
     by_name: BTreeMap<Arc<str>, Site>,
     due: BTreeSet<(Time, Arc<str>)>,
-    /// The idle book of each site that was idle for the longest time.
+    /// For each site, the book that was idle for the longest time.
     idle: BTreeSet<(Time, Arc<str>)>,
     /// Answers that need no look at a site.
     refusals: Vec<Directions>,
@@ -137,25 +137,10 @@ pub struct Sites {
     bytes: usize,
 }
 
-impl Default for Sites {
-    fn default() -> Self {
-        Self::new(SiteSettings::default())
-    }
-}
-
 impl Sites {
-    /// With these settings.
+    /// No sites yet, with these settings.
     pub fn new(settings: SiteSettings) -> Self {
-        Self {
-            settings,
-            nodes: Nodes::default(),
-            by_name: BTreeMap::new(),
-            due: BTreeSet::new(),
-            idle: BTreeSet::new(),
-            refusals: Vec::new(),
-            events: VecDeque::new(),
-            bytes: 0,
-        }
+        Self { settings, ..Self::default() }
     }
 
     /// How nodes are grouped.
@@ -163,7 +148,7 @@ impl Sites {
         &self.settings
     }
 
-    /// Works on a site, and keeps its entries in the orders of all sites right.
+    /// Works on a site, and updates its entries in `due` and `idle`.
     fn turn<T>(&mut self, name: &Arc<str>, now: Time, work: impl FnOnce(&mut Turn<'_>) -> T) -> Option<T> {
         let site = self.by_name.get_mut(name)?;
         let before = (site.due, site.idle.first().map(|idle| idle.0));
@@ -186,7 +171,7 @@ impl Sites {
         Some(result)
     }
 
-    /// These are all Nodes that there are.
+    /// Takes the full list of Nodes.
     pub(crate) fn set_nodes(&mut self, nodes: &[NodeView], now: Timestamp) {
         for node in nodes {
             self.set_labels(&node.name, Some(&node.labels), now);
@@ -200,7 +185,7 @@ impl Sites {
         }
     }
 
-    /// A Node is new or has changed; `None`: it is gone.
+    /// Takes the labels of a new or changed Node; `None`: it is gone.
     pub(crate) fn set_labels(
         &mut self,
         node: &NodeName,
@@ -243,7 +228,8 @@ impl Sites {
                 turn.limit_time(number, id, now + RETURN, |_| now + RETURN);
                 turn.site.mark(number);
             }
-            // The uplink may have been gone for all of them: the first one to come back mustn't begin what another has half.
+            // The uplink may have been gone for all of them: the first one to return mustn't restart a blob that another
+            // node has half of.
             for number in turn.site.leases.clone() {
                 let carrier = turn.site.books.get(&number).and_then(|book| book.carrier);
                 if let Some(carrier) = carrier.filter(|carrier| !turn.nodes[*carrier].is_online) {
@@ -270,7 +256,7 @@ impl Sites {
         }
     }
 
-    /// What a node says of the blobs of a task, with what entitles it to them.
+    /// Takes in a node's report about the blobs of a task.
     pub(crate) fn note(&mut self, node: &NodeName, shared: &Shared, news: Blobs, now: Timestamp) {
         let Some(id) = self.nodes.id(node).filter(|id| self.nodes[*id].is_online) else { return };
         let Some(name) = self.nodes[id].site.clone() else { return self.refuse(node, news, NO_SITE) };
@@ -323,7 +309,7 @@ impl Sites {
         self.refuse(node, news, NO_BOOK);
     }
 
-    /// The cloud knows that the node has carried out a task: it has all of its blobs.
+    /// A task of the node has succeeded: it has all of the task's blobs.
     pub(crate) fn note_success(&mut self, node: &NodeName, entitlement: &Arc<str>, now: Timestamp) {
         let Some(id) = self.nodes.id(node) else { return };
         let Some(name) = self.nodes[id].site.clone() else { return };
@@ -336,7 +322,7 @@ impl Sites {
         });
     }
 
-    /// The limit of a job is another one from now on.
+    /// Changes the limit of a job.
     pub(crate) fn limit(&mut self, job: &JobUid, max_rate: Option<NonZeroU64>, now: Timestamp) {
         let names: Vec<Arc<str>> = self
             .by_name
@@ -349,7 +335,7 @@ impl Sites {
         }
     }
 
-    /// Lets a node download for itself what it wants to share.
+    /// Sends a node to the registry for the blobs that it wants.
     pub(crate) fn refuse(&mut self, node: &NodeName, news: Blobs, why: &'static str) {
         let wanted = news.blobs.into_iter().take(MAX_BLOBS).filter(|blob| blob.state == BlobState::Wanted);
         let blobs: Vec<_> =
@@ -359,14 +345,14 @@ impl Sites {
         }
     }
 
-    /// When [`Self::flush`] is to be called although nothing happened.
+    /// When [`Self::flush`] must run next even without an input.
     pub(crate) fn next_wakeup(&self) -> Option<Timestamp> {
         let idle = self.idle.first().map(|(since, _)| since + MEMORY);
         let at = [self.due.first().map(|due| due.0), idle].into_iter().flatten().min();
         at.and_then(|at| Timestamp::from_millisecond(at).ok())
     }
 
-    /// What nodes are to be told now.
+    /// The directions that are due.
     pub(crate) fn flush(&mut self, now: Timestamp) -> Vec<Directions> {
         let (mut told, now) = (std::mem::take(&mut self.refusals), now.as_millisecond());
         while let Some((_, name)) = self.idle.first().filter(|(since, _)| since + MEMORY <= now).cloned() {
@@ -378,7 +364,7 @@ impl Sites {
         told
     }
 
-    /// What has happened since the last call.
+    /// Events since the last call.
     pub(crate) fn take_events(&mut self) -> Vec<SiteEvent> {
         std::mem::take(&mut self.events).into()
     }

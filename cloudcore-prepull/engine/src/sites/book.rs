@@ -1,4 +1,4 @@
-//! One blob at one site: the nodes that have it, the nodes that want it, and the source of each.
+//! One blob at one site: its holders, its seekers, and the source of each seeker.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -8,12 +8,12 @@ use prepull_api::task::TaskId;
 use super::nodes::NodeId;
 use super::{LEASE, Time};
 
-/// Least bytes by which a read from a whole holder is renewed: less is what a dead connection brings.
+/// Fewest bytes that renew a read from a whole holder: a dead connection brings less.
 const LEAST_READ: u64 = 64 * 1024;
 
-/// The identity of a blob. The size belongs to it, so that a node with a wrong size is alone with its blob; the entitlement
-/// does, since a node that may have the images of one task need not be allowed to have those of another.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// The identity of a blob. It includes the size, so that a node with a wrong size is alone with its blob, and the
+/// entitlement, since a node may be allowed the images of one task and not those of another.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct BookId {
     pub(super) entitlement: Arc<str>,
     pub(super) digest: Arc<str>,
@@ -21,7 +21,7 @@ pub(super) struct BookId {
 }
 
 /// See the module.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Book {
     pub(super) id: BookId,
     pub(super) holders: BTreeMap<NodeId, Holder>,
@@ -38,32 +38,32 @@ pub(super) struct Book {
     pub(super) confirmed: u64,
     /// The waiting node with the most bytes.
     pub(super) ahead: Option<NodeId>,
-    /// Before this no lease is given: nodes that have more bytes may not have said so yet.
+    /// No lease before this: nodes with more bytes may still report them.
     pub(super) gather_until: Time,
-    /// Nodes that have lost a lease of this blob or taken one over, the last one at the end.
+    /// Nodes that lost a lease of this blob or took one over, the latest at the end.
     pub(super) losers: Vec<NodeId>,
-    /// The last loser, until its successor shows whether the link or the node was slow: the confirmed bytes then, and those
-    /// a second.
+    /// The last loser, until its successor shows whether the link or the node was slow. With the confirmed bytes at that
+    /// time, and the bytes a second.
     pub(super) suspect: Option<(NodeId, u64, u64)>,
-    /// The first node that found its bytes wrong, and whether a second one has: then only whole copies are read, since each
-    /// stream may pass wrong bytes on.
+    /// The first node that found its bytes wrong.
     pub(super) found_wrong: Option<NodeId>,
+    /// A second node found them wrong too: only whole copies are read, since each stream may pass wrong bytes on.
     pub(super) is_whole_only: bool,
     pub(super) idle_since: Option<Time>,
     /// The place in the order of leases.
     pub(super) place: Option<Place>,
-    /// Where the search for a source goes on.
+    /// Where the next search for a source or a reader starts.
     pub(super) next_source: NodeId,
     pub(super) next_waiting: NodeId,
     pub(super) is_dirty: bool,
-    /// Bytes of memory that the budget has counted.
+    /// Its cost in the budget.
     pub(super) charged: usize,
 }
 
 /// The order in which blobs get a lease: many waiting nodes first, then nodes with few blobs, then large ones.
 pub(super) type Place = (std::cmp::Reverse<usize>, u32, std::cmp::Reverse<u64>, u32);
 
-/// A node that says that it has the blob.
+/// A node that reports that it has the blob.
 #[derive(Debug, Default)]
 pub(super) struct Holder {
     /// Another node got the blob from it, or its task is known to have succeeded.
@@ -75,11 +75,11 @@ pub(super) struct Holder {
 #[derive(Debug)]
 pub(super) struct Seeker {
     pub(super) task: Arc<TaskId>,
-    /// Bytes that it says it has.
+    /// Bytes that it reports.
     pub(super) done: u64,
     pub(super) way: Way,
     pub(super) is_told: bool,
-    /// A neighbour has got the whole blob from it already.
+    /// A neighbour already got the whole blob from it.
     pub(super) is_proven: bool,
 }
 
@@ -92,14 +92,14 @@ pub(super) enum Way {
 }
 
 /// A download over the uplink.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Carry {
     /// Why from no neighbour; empty for the carrier with the lease.
     pub(super) alone: &'static str,
     pub(super) since: Time,
     /// Whether all of its bytes are from the registry.
     pub(super) is_pure: bool,
-    /// When it ends without progress.
+    /// It ends then without progress.
     pub(super) until: Time,
     /// Since when a reader could confirm it.
     pub(super) tested_since: Option<Time>,
@@ -107,8 +107,9 @@ pub(super) struct Carry {
     pub(super) confirmed: (u64, Time),
     /// The reported bytes at the start of the present minute.
     pub(super) reported: (u64, Time),
-    /// The most that the node has reported, and the end of a lease that no reader can confirm.
+    /// The most that the node has reported.
     pub(super) best: u64,
+    /// The end of a lease that no reader can confirm.
     pub(super) unconfirmed_until: Time,
     pub(super) bytes_per_second: u64,
     pub(super) max_rate: Option<std::num::NonZeroU64>,
@@ -124,21 +125,17 @@ pub(super) struct Read {
 
 impl Carry {
     pub(super) fn new(alone: &'static str, done: u64, confirmed: u64, now: Time) -> Self {
-        // Bytes from before the lease show nothing of the uplink.
-        let (confirmed, reported) = ((confirmed.max(done), now), (done, now));
-        let until = now + LEASE;
         Self {
             alone,
             since: now,
-            until,
-            tested_since: None,
-            confirmed,
-            reported,
+            until: now + LEASE,
+            // Bytes from before the lease show nothing of the uplink.
+            confirmed: (confirmed.max(done), now),
+            reported: (done, now),
             best: done,
             is_pure: done == 0,
             unconfirmed_until: Time::MAX,
-            bytes_per_second: 0,
-            max_rate: None,
+            ..Self::default()
         }
     }
 }
@@ -162,7 +159,7 @@ impl Seeker {
         Self { task, done: 0, way: Way::Wait, is_told: false, is_proven: false }
     }
 
-    /// When its source is looked at again.
+    /// The end of its source's time.
     pub(super) fn until(&self) -> Option<Time> {
         match &self.way {
             Way::Wait => None,
@@ -173,31 +170,6 @@ impl Seeker {
 }
 
 impl Book {
-    pub(super) fn new(id: BookId, now: Time) -> Self {
-        Self {
-            id,
-            holders: BTreeMap::new(),
-            seekers: BTreeMap::new(),
-            waiting: BTreeSet::new(),
-            receiving: BTreeSet::new(),
-            readers: BTreeSet::new(),
-            carrier: None,
-            confirmed: 0,
-            ahead: None,
-            gather_until: now,
-            losers: Vec::new(),
-            suspect: None,
-            found_wrong: None,
-            is_whole_only: false,
-            idle_since: None,
-            place: None,
-            next_source: 0,
-            next_waiting: 0,
-            is_dirty: false,
-            charged: 0,
-        }
-    }
-
     /// Bytes of memory, roughly.
     pub(super) fn cost(&self) -> usize {
         /// The book, its texts, and its entries in the indexes.
@@ -208,7 +180,7 @@ impl Book {
         BOOK + self.seekers.len() * SEEKER + self.holders.len() * HOLDER
     }
 
-    /// Bytes a minute that a read from a whole holder has to bring.
+    /// Bytes a minute that a read from a whole holder must bring.
     pub(super) fn least_read(&self) -> u64 {
         (self.id.size / 512).max(LEAST_READ)
     }
@@ -218,6 +190,16 @@ impl Book {
             Way::Registry(carry) => Some(carry),
             _ => None,
         }
+    }
+
+    /// Bytes that a seeker reports.
+    pub(super) fn done_of(&self, node: NodeId) -> u64 {
+        self.seekers.get(&node).map_or(0, |seeker| seeker.done)
+    }
+
+    /// Waiting nodes, from where the last search ended.
+    pub(super) fn waiting_round(&self) -> impl Iterator<Item = NodeId> {
+        round(&self.waiting, self.next_waiting)
     }
 
     /// The nodes that read from this one.
@@ -232,4 +214,9 @@ impl Book {
             _ => None,
         }
     }
+}
+
+/// All of a set, beginning with this one.
+pub(super) fn round(all: &BTreeSet<u32>, from: u32) -> impl Iterator<Item = u32> {
+    all.range(from..).chain(all.range(..from)).copied()
 }

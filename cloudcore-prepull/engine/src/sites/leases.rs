@@ -1,4 +1,4 @@
-//! Leases: at most one for each blob, given by the tracker alone, and kept as long as neighbours confirm its progress.
+//! Leases: at most one for each blob, given by the tracker alone, and kept while neighbours confirm its progress.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -15,16 +15,18 @@ use super::{HOUR, LEASE, SECOND, Time};
 const CARRIED_INTO_SITE: usize = 6;
 /// Most blobs that one node downloads over the uplink at a time, as without a site.
 const CARRIED_BY_NODE: usize = 3;
-/// Most candidates for one lease, and most blobs without a lease, that one look considers.
+/// Most candidates for one lease, and most blobs without a lease, that one look considers: a bound on its time.
 const CANDIDATES: usize = 64;
 const PLACES: usize = 256;
+/// Waiting nodes that are asked whether they can still test an unproven holder. Two complaints bar it.
+const TESTERS: usize = 4;
 /// A lease that no neighbour can confirm lasts this long, or as long as a quarter of the fastest uplink seen here takes.
 const UNCONFIRMED: Time = 600 * SECOND;
-/// Jobs with a limit that a site remembers while none of their nodes downloads.
+/// A site remembers the limits of more jobs only while their nodes download.
 const RATES: usize = 64;
-/// A carrier has to reach this part of its share of the fastest uplink seen here.
+/// A carrier must reach this part of its share of the fastest uplink seen here. A busy link varies less.
 const SLOWEST: u64 = 4;
-/// Leases that a waiting node with this part of the blob more than is confirmed takes over.
+/// A waiting node takes a lease over if it has this part of the blob more than is confirmed.
 const TAKEOVER: u64 = 4;
 
 impl Carry {
@@ -46,7 +48,7 @@ fn rate(bytes: u64, time: Time) -> u64 {
 }
 
 impl Turn<'_> {
-    /// Another node has received so much of the blob.
+    /// Notes that another node has received this much of the blob.
     pub(super) fn confirm(&mut self, number: u32, done: u64) {
         let (now, lanes) = (self.now, self.site.leases.len() as u64);
         let Some(book) = self.site.books.get_mut(&number) else { return };
@@ -60,7 +62,7 @@ impl Turn<'_> {
         if is_measured {
             carry.confirmed = (confirmed, now);
         }
-        // The link works: it was the loser that was slow.
+        // The link works, so the loser was slow.
         if let Some((loser, before, slow)) = book.suspect
             && confirmed > before
             && (slow == 0 || is_measured)
@@ -75,8 +77,8 @@ impl Turn<'_> {
         }
     }
 
-    /// Ends a lease that is far slower than the uplink can be, if another node can go on. Where no other node has shown how
-    /// fast that is, the lease of a long download changes hands once: a slow node can't be told from a slow link otherwise.
+    /// Ends a lease that is far slower than the uplink, if another node can go on. While no other node has shown how fast
+    /// the uplink is, the lease of a long download changes hands once: it's the only way to tell a slow node from a slow link.
     fn judge_rate(&mut self, number: u32, uplink: u64) {
         let Some(book) = self.site.books.get(&number) else { return };
         let Some(carrier) = book.carrier else { return };
@@ -85,8 +87,7 @@ impl Turn<'_> {
         if uplink >= fastest || is_alone {
             self.site.fastest = (uplink, self.now, carrier);
         }
-        let may_go_on =
-            |id: NodeId| !book.losers.contains(&id) && self.nodes[id].trust.no_lease_until <= self.now;
+        let may_go_on = |id: NodeId| !book.losers.contains(&id) && self.nodes[id].may_carry(self.now);
         let takes_long = || {
             let left = book.id.size.saturating_sub(book.confirmed).saturating_mul(1000);
             left / uplink.max(1) > UNCONFIRMED.unsigned_abs()
@@ -118,7 +119,8 @@ impl Turn<'_> {
         self.set_way(number, node, Way::Wait);
     }
 
-    /// A successor has shown that the node was slow. The second time it gets no lease for an hour.
+    /// Counts a lost lease against a node, once its successor has shown that the link works. After the second one it gets
+    /// no lease for an hour.
     pub(super) fn blame(&mut self, node: NodeId) {
         let trust = &mut self.nodes[node].trust;
         if trust.lost_at.replace(self.now).is_some_and(|at| at + HOUR > self.now) {
@@ -127,7 +129,7 @@ impl Turn<'_> {
         }
     }
 
-    /// The time of a seeker's source has ended, if it wasn't prolonged.
+    /// A seeker's timer has ended. Unless its source got more time, it gets another one.
     pub(super) fn expire(&mut self, number: u32, node: NodeId) {
         let now = self.now;
         let Some(book) = self.site.books.get_mut(&number) else { return };
@@ -164,7 +166,7 @@ impl Turn<'_> {
             }
             Way::Peer { from, is_stream, read, .. } => {
                 let from = *from;
-                // The whole tree is held up: the lease of its root shows why.
+                // The whole tree is held up: judge the lease at its root.
                 if *is_stream && confirmed <= done {
                     read.until = now + LEASE;
                     return self.wake_seeker(number, node);
@@ -177,28 +179,23 @@ impl Turn<'_> {
         }
     }
 
-    /// A waiting node that has far more than the carrier takes its lease over, once.
+    /// A waiting node that has far more than the carrier takes over its lease, once.
     pub(super) fn note_ahead(&mut self, number: u32, node: NodeId) {
         let Some(book) = self.site.books.get_mut(&number) else { return };
-        let done_of = |id: &NodeId| book.seekers.get(id).map_or(0, |seeker| seeker.done);
-        let done = done_of(&node);
+        let done = book.done_of(node);
         if !book.waiting.contains(&node) || done == 0 {
             return;
         }
-        if book.ahead.as_ref().is_none_or(|ahead| !book.waiting.contains(ahead) || done_of(ahead) < done) {
+        if book.ahead.is_none_or(|ahead| !book.waiting.contains(&ahead) || book.done_of(ahead) < done) {
             book.ahead = Some(node);
         }
         let Some(carrier) = book.carrier else { return };
         let has = book.carry().map_or(0, |carry| carry.confirmed.0);
         let has = has.max(book.confirmed);
-        let done_of = |id: &NodeId| book.seekers.get(id).map_or(0, |seeker| seeker.done);
-        let is_far = done.saturating_sub(has) >= (book.id.size / TAKEOVER).max(1) && done > done_of(&carrier);
+        let is_far =
+            done.saturating_sub(has) >= (book.id.size / TAKEOVER).max(1) && done > book.done_of(carrier);
         let is_free = self.nodes[node].carries < CARRIED_BY_NODE;
-        if is_far
-            && is_free
-            && !book.losers.contains(&node)
-            && self.nodes[node].trust.no_lease_until <= self.now
-        {
+        if is_far && is_free && !book.losers.contains(&node) && self.nodes[node].may_carry(self.now) {
             book.losers.push(node);
             self.set_way(number, carrier, Way::Wait);
             self.lease(number, node);
@@ -207,11 +204,11 @@ impl Turn<'_> {
 
     pub(super) fn lease(&mut self, number: u32, node: NodeId) {
         let Some(book) = self.site.books.get_mut(&number) else { return };
-        let done = book.seekers.get(&node).map_or(0, |seeker| seeker.done);
+        let done = book.done_of(node);
         let fastest = self.site.fastest.0 / SLOWEST / CARRIED_INTO_SITE as u64;
         let time = book.id.size.saturating_mul(1000).checked_div(fastest).unwrap_or(0);
         let time = Time::try_from(time).unwrap_or(Time::MAX).clamp(UNCONFIRMED, 24 * HOUR);
-        // Bytes of the carrier before, which may have been wrong, confirm nothing of this one.
+        // The bytes of the previous carrier may have been wrong: they don't confirm this one.
         book.confirmed = done;
         if let Some(suspect) = &mut book.suspect {
             suspect.1 = done;
@@ -227,8 +224,7 @@ impl Turn<'_> {
             return false;
         }
         let Some(book) = self.site.books.get(&number) else { return false };
-        let done = book.seekers.get(&node).map_or(0, |seeker| seeker.done);
-        let carry = Carry::new(why, done, book.confirmed, self.now);
+        let carry = Carry::new(why, book.done_of(node), book.confirmed, self.now);
         self.set_way(number, node, Way::Registry(Box::new(carry)));
         true
     }
@@ -251,7 +247,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Leases of blobs that no other node wants give way to those that several want, without blame.
+    /// Ends leases of blobs that no other node wants where others are waited for by several nodes, without blame.
     fn end_lone_leases(&mut self) {
         for number in self.site.leases.clone() {
             let Some(book) = self.site.books.get_mut(&number) else { continue };
@@ -269,22 +265,21 @@ impl Turn<'_> {
         }
     }
 
-    /// The node that is to carry the blob: one that has most of it, can serve it afterwards, and has least to do.
+    /// The node that should carry the blob: it has most of it, can serve it afterwards, and has least to do.
     fn candidate(&mut self, number: u32) -> Option<NodeId> {
         let book = self.site.books.get(&number).filter(|book| book.gather_until <= self.now)?;
         let now = self.now;
-        let from = book.next_waiting;
-        let waiting = book.waiting.range(from..).chain(book.waiting.range(..from)).take(CANDIDATES).copied();
+        let waiting = book.waiting_round().take(CANDIDATES);
         let holders = || book.holders.iter().take(CANDIDATES);
         let avoids = |node, holder| self.site.pairs.check(node, holder, now) == super::trust::Reach::Avoided;
         let is_root = |holder: NodeId, is_proven: bool| {
             let of = &self.nodes[holder];
-            let is_offered = of.serves_now() && of.trust.no_holder_until <= now || of.is_awaited(now);
+            let is_there = of.is_source(now) || of.is_awaited(now);
             let is_tested = || {
-                let mut waiting = book.waiting.iter().take(4);
+                let mut waiting = book.waiting.iter().take(TESTERS);
                 book.readers_of(holder).next().is_some() || waiting.any(|node| !avoids(*node, holder))
             };
-            is_offered && (is_proven || is_tested())
+            is_there && (is_proven || is_tested())
         };
         if holders().any(|(id, of)| is_root(*id, of.is_proven)) {
             return None;
@@ -294,21 +289,19 @@ impl Turn<'_> {
         let ahead = book.ahead.filter(|ahead| book.waiting.contains(ahead));
         ahead.into_iter().chain(waiting).filter(free).min_by_key(|id| {
             let of = &self.nodes[*id];
-            let done = book.seekers.get(id).map_or(0, |seeker| seeker.done);
             let lost = book.losers.iter().position(|loser| loser == id).map_or(0, |place| place + 1);
-            let trust = &of.trust;
             (
-                trust.no_lease_until > now,
+                !of.may_carry(now),
                 lost,
                 !of.serves_now(),
-                trust.loner_until > now,
-                std::cmp::Reverse(done),
+                of.trust.loner_until > now,
+                std::cmp::Reverse(book.done_of(*id)),
                 of.carries,
             )
         })
     }
 
-    /// Divides the limits of the jobs among the nodes that download over the uplink, and then among the blobs of each.
+    /// Divides the limit of each job among its nodes that download over the uplink, and then among the blobs of each node.
     pub(super) fn divide_rates(&mut self) {
         if !std::mem::take(&mut self.site.has_new_rates) {
             return;
@@ -342,8 +335,7 @@ impl Turn<'_> {
             if let Way::Registry(carry) = &mut seeker.way
                 && std::mem::replace(&mut carry.max_rate, part) != part
             {
-                seeker.is_told = false;
-                self.tell_waiting(number, node);
+                self.tell_later(number, node);
             }
         }
     }

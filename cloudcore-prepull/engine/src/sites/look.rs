@@ -1,4 +1,4 @@
-//! A look at a site: what is due, and what its nodes are sent.
+//! A look at a site: due timers, then sources and leases, then directions for its nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU64;
@@ -12,12 +12,12 @@ use super::book::{Carry, Way};
 use super::nodes::NodeId;
 use super::site::{NONE, STEPS, Turn};
 
-/// What a node is told of some blobs. The tickets are signed where the key is.
+/// Sources of some blobs for one node. The shell adds the tickets, since it has the key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Directions {
     /// The node.
     pub node: NodeName,
-    /// The task that it has named.
+    /// The task in its report.
     pub task: TaskId,
     /// For each blob, where to get it. At most [`MAX_BLOBS`].
     pub blobs: Vec<(String, Direction)>,
@@ -35,18 +35,15 @@ pub enum Direction {
     },
     /// From the first of these neighbours that delivers; each with its addresses.
     Peers(Vec<(NodeName, Arc<[String]>)>),
-    /// From nobody yet.
+    /// From nowhere yet.
     Wait,
 }
 
-/// Most blobs that one look sends the sources of.
+/// Most blobs that one look sends sources for: the rest follows 20 ms later.
 const TELLS: usize = 1024;
 
-/// A blob and its source.
-type Told = (String, Direction);
-
 impl Turn<'_> {
-    /// A look: everything that is due, within the bound of steps.
+    /// Does everything that is due, within the bound of steps.
     pub(super) fn look(&mut self, told: &mut Vec<Directions>) {
         (self.site.looked_at, self.steps) = (self.now, STEPS);
         self.site.pairs.expire(self.now);
@@ -72,9 +69,9 @@ impl Turn<'_> {
         self.site.is_behind = self.steps == 0 || !self.site.to_tell.is_empty();
     }
 
-    /// Tells nodes their new sources, and those that wait that they aren't forgotten: one blob stands for all of a task.
+    /// Sends nodes their new sources. A waiting node gets a reminder, about one blob of each task.
     fn tell(&mut self, reminded: Vec<NodeId>, told: &mut Vec<Directions>) {
-        let mut by_task: BTreeMap<(NodeName, Arc<TaskId>), Vec<Told>> = BTreeMap::new();
+        let mut by_task: BTreeMap<(NodeName, Arc<TaskId>), Vec<(String, Direction)>> = BTreeMap::new();
         for node in reminded {
             let of = &mut self.nodes[node];
             of.has_reminder = of.waiting > 0;
@@ -103,7 +100,7 @@ impl Turn<'_> {
                 continue;
             }
             let direction = match &seeker.way {
-                // It hears more at the end of that time.
+                // It gets its source at the end of that time.
                 Way::Wait if gathers => continue,
                 Way::Wait => Direction::Wait,
                 Way::Registry(carry) => {
@@ -129,10 +126,5 @@ impl Turn<'_> {
                 blobs = rest;
             }
         }
-    }
-
-    /// Tells the seekers that still wait when the time to gather has ended.
-    pub(super) fn tell_waiting(&mut self, number: u32, node: NodeId) {
-        self.site.to_tell.push_back((node, number));
     }
 }

@@ -1,11 +1,11 @@
-//! What nodes say of a blob.
+//! Reports of nodes about a blob.
 
 use std::sync::Arc;
 
 use prepull_api::sites::{BlobNews, BlobState};
 use prepull_api::task::TaskId;
 
-use super::book::{Holder, Way};
+use super::book::Way;
 use super::nodes::NodeId;
 use super::report::SiteEventKind;
 use super::site::Turn;
@@ -51,7 +51,7 @@ impl Turn<'_> {
                 self.site.counters.bytes_carried += more;
                 let has_restarted = done < carry.best && carry.alone.is_empty();
                 carry.note_reported(done, self.now);
-                // Its bytes were wrong, or are lost: it begins once more, once.
+                // Its bytes were wrong or lost: it may restart once.
                 if has_restarted && !book.losers.contains(&node) {
                     book.losers.push(node);
                     self.lease(number, node);
@@ -71,15 +71,11 @@ impl Turn<'_> {
             }
             (BlobState::Wanted, Way::Wait) if !is_new => {}
             (BlobState::Carrying, Way::Wait) if !is_gathering => {
-                seeker.is_told = false;
-                self.site.to_tell.push_back((node, number));
+                self.tell_later(number, node);
                 self.site.counters.claims_refused += 1;
                 self.event(node, &blob.digest, SiteEventKind::ClaimRefused);
             }
-            _ => {
-                seeker.is_told = false;
-                self.site.to_tell.push_back((node, number));
-            }
+            _ => self.tell_later(number, node),
         }
         self.note_ahead(number, node);
     }
@@ -108,7 +104,7 @@ impl Turn<'_> {
         if is_carrier {
             book.losers.retain(|loser| *loser != node);
         }
-        // The readers stay: they read from a whole holder now.
+        // The readers stay: from now on they read from a whole holder.
         let readers: Vec<NodeId> = book.readers_of(node).collect();
         for reader in readers {
             if let Some(Way::Peer { is_stream, .. }) =
@@ -119,7 +115,7 @@ impl Turn<'_> {
             }
         }
         if self.nodes[node].trust.no_holder_until <= now && book.holders.len() < super::MAX_HOLDERS {
-            book.holders.entry(node).or_insert_with(Holder::default);
+            book.holders.entry(node).or_default();
         }
         book.receiving.remove(&node);
         self.end_seeker(number, node);
@@ -130,7 +126,7 @@ impl Turn<'_> {
         self.site.mark(number);
     }
 
-    /// The seeker has ended well: its readers stay.
+    /// Removes a seeker that has the whole blob. Its readers stay.
     fn end_seeker(&mut self, number: u32, node: NodeId) {
         let Some(book) = self.site.books.get_mut(&number) else { return };
         let readers: Vec<NodeId> = book.readers_of(node).collect();
@@ -145,7 +141,7 @@ impl Turn<'_> {
         }
     }
 
-    /// The node has delivered the blob, or is known to have it.
+    /// Notes that a node delivered the blob, or that its task succeeded.
     pub(super) fn prove(&mut self, number: u32, node: NodeId) {
         let Some(book) = self.site.books.get_mut(&number) else { return };
         if let Some(holder) = book.holders.get_mut(&node) {

@@ -1,4 +1,4 @@
-//! The nodes of all sites, by a small number.
+//! The nodes of all sites, each with a small number.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use prepull_api::task::NodeName;
 
 use super::Time;
 
-/// The place of a node in [`Nodes`]. It is used again once nothing refers to the node.
+/// The index of a node in [`Nodes`]. Another node may get it once nothing refers to this one.
 pub(super) type NodeId = u32;
 
 /// See the module.
@@ -18,18 +18,18 @@ pub(super) struct Nodes {
     free: Vec<NodeId>,
 }
 
-/// A node, and what counts over all of its blobs.
+/// A node, with its counts over all blobs.
 #[allow(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 #[derive(Debug, Default)]
 pub(super) struct Node {
     pub(super) name: NodeName,
-    /// The value of its label. `None`: it shares with no other node.
+    /// The value of its site label. `None`: it shares with no other node.
     pub(super) site: Option<Arc<str>>,
     pub(super) is_listed: bool,
     pub(super) is_online: bool,
-    /// Until when it is expected back, if it has lost its session just now.
+    /// A node without a session is expected back until then.
     pub(super) back_until: Time,
-    /// Where it serves its neighbours.
+    /// Its addresses for neighbours.
     pub(super) addresses: Option<Arc<[String]>>,
     /// Whether it serves blobs that are still arriving, and can read them.
     pub(super) streams: bool,
@@ -41,28 +41,29 @@ pub(super) struct Node {
     pub(super) has_reminder: bool,
     /// Downloads over the uplink.
     pub(super) carries: usize,
-    /// Readers, and those of them whose blob is still arriving here.
+    /// Its readers.
     pub(super) serves: usize,
+    /// Readers of blobs that are still arriving.
     pub(super) streamed: usize,
     pub(super) is_offered: bool,
     pub(super) next_book: u32,
     pub(super) trust: NodeTrust,
 }
 
-/// What others have found out about a node. Everything in it ends with its time.
+/// Findings of other nodes about a node.
 #[derive(Debug, Default)]
 pub(super) struct NodeTrust {
-    /// It reaches no neighbour.
+    /// It reaches no neighbour, until then.
     pub(super) loner_until: Time,
-    /// Its blobs aren't offered.
+    /// Its blobs aren't offered before.
     pub(super) no_holder_until: Time,
-    /// It gets no lease while another node can have it.
+    /// Before, it gets a lease only if no other node can.
     pub(super) no_lease_until: Time,
     /// The last lost lease with blame.
     pub(super) lost_at: Option<Time>,
     /// The last node that complained about wrong bytes.
     pub(super) damaged: Option<(NodeId, Time)>,
-    /// A neighbour has got something from it.
+    /// A neighbour got bytes from it.
     pub(super) is_reached: bool,
     /// It is in a pair of nodes that can't reach each other.
     pub(super) has_unreachable: bool,
@@ -74,7 +75,17 @@ impl Node {
         self.is_online && self.addresses.is_some()
     }
 
-    /// Whether it serves, and is worth waiting for while its session is gone.
+    /// The same, unless its blobs aren't offered now.
+    pub(super) fn is_source(&self, now: Time) -> bool {
+        self.serves_now() && self.trust.no_holder_until <= now
+    }
+
+    /// Whether it gets leases that other nodes can have too.
+    pub(super) fn may_carry(&self, now: Time) -> bool {
+        self.trust.no_lease_until <= now
+    }
+
+    /// Whether it's worth waiting for while its session is gone.
     pub(super) fn is_awaited(&self, now: Time) -> bool {
         !self.is_online && self.addresses.is_some() && self.back_until > now
     }
@@ -99,7 +110,7 @@ impl Nodes {
         id
     }
 
-    /// Forgets a node that no site refers to.
+    /// Removes a node that no site refers to.
     pub(super) fn remove(&mut self, id: NodeId) {
         let node = std::mem::take(&mut self[id]);
         self.by_name.remove(&node.name);

@@ -1,9 +1,9 @@
-//! What sites do right now, for metrics, the log, the list of edges and the page.
+//! Reports of sites for metrics, the log, the list of edges and the page.
 
 use jiff::Timestamp;
 use prepull_api::task::NodeName;
 
-/// What one site does right now.
+/// The present state of one site.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SiteReport {
     /// The value of the site label.
@@ -29,7 +29,7 @@ pub struct CarrierReport {
     pub digest: String,
     /// Bytes of the whole blob.
     pub size: u64,
-    /// Bytes that the node says it has.
+    /// Bytes that the node reports.
     pub done: u64,
     /// When its lease began.
     pub since: Timestamp,
@@ -44,9 +44,9 @@ pub struct CarrierReport {
 pub struct SiteCounters {
     /// Leases that ended without the whole blob.
     pub leases_lost: u64,
-    /// Downloads that a node began without a lease, and was told to stop.
+    /// Downloads that a node began without a lease, and had to stop.
     pub claims_refused: u64,
-    /// Nodes that no neighbour is sent to any more, because two of them complained.
+    /// Holders that were removed after complaints of two neighbours.
     pub holders_delisted: u64,
     /// Bytes that came from neighbours.
     pub bytes_shared: u64,
@@ -54,16 +54,16 @@ pub struct SiteCounters {
     pub bytes_carried: u64,
 }
 
-/// What a node did that an operator may want to know, one line of the log each.
+/// An event of a node for the operator's log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SiteEvent {
     /// The value of the site label.
     pub site: String,
     /// The node.
     pub node: NodeName,
-    /// `sha256:…`; empty where it isn't about one blob.
+    /// `sha256:…`; empty if it isn't about one blob.
     pub digest: String,
-    /// What it did.
+    /// The kind.
     pub kind: SiteEventKind,
 }
 

@@ -1,4 +1,4 @@
-//! One site: its books and their indexes, and the changes of a source, of which each keeps all indexes right.
+//! One site: its books, their indexes, and the changes that keep all indexes right.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::num::NonZeroU64;
@@ -16,9 +16,9 @@ use super::{GATHER, HOUR, REMINDER, Time};
 pub(super) const NONE: u32 = u32::MAX;
 /// Blobs of one node that count as few in the order of leases: an image or two.
 const FEW_BLOBS: usize = 128;
-/// Steps of one look, each some hundred nanoseconds: what is left is done by the next one.
+/// Steps of one look, each some hundred nanoseconds. The next look does the rest.
 pub(super) const STEPS: usize = 4096;
-/// Time until the next look where this one has left something.
+/// Time until the next look if this one left work.
 const BEHIND: Time = 20;
 
 /// See the module.
@@ -47,7 +47,7 @@ pub(super) struct Site {
     pub(super) waiting_nodes: usize,
     pub(super) idle: BTreeSet<(Time, u32)>,
     pub(super) looked_at: Time,
-    /// The last look has left something.
+    /// The last look left work.
     pub(super) is_behind: bool,
     /// The entry in the order of all sites.
     pub(super) due: Option<Time>,
@@ -65,7 +65,7 @@ pub(super) struct Turn<'a> {
 }
 
 impl Site {
-    /// When it is looked at next.
+    /// Time of the next look.
     pub(super) fn next_look(&self) -> Option<Time> {
         let has_work = !(self.dirty.is_empty() && self.offered.is_empty() && self.to_tell.is_empty());
         let work = (has_work || self.has_new_rates)
@@ -106,7 +106,7 @@ impl Turn<'_> {
         let number = self.site.next_id;
         self.site.next_id = (number + 1) % NONE;
         self.site.ids.insert(id.clone(), number);
-        self.site.books.insert(number, Book::new(id, self.now));
+        self.site.books.insert(number, Book { id, gather_until: self.now, ..Book::default() });
         number
     }
 
@@ -129,14 +129,14 @@ impl Turn<'_> {
         self.site.ids.range(id(0)..=id(u64::MAX)).map(|(_, number)| *number).collect()
     }
 
-    /// Forgets the book that was idle for the longest time.
+    /// Removes the book that was idle for the longest time.
     pub(super) fn make_room(&mut self) -> bool {
         let Some((_, number)) = self.site.idle.first().copied() else { return false };
         self.remove_book(number);
         true
     }
 
-    /// Changes the end of what a node was told of a blob. A node that waits says again what it wants.
+    /// Changes the end of a seeker's source. A waiting node must report again.
     pub(super) fn limit_time(&mut self, number: u32, node: NodeId, wake: Time, until: impl Fn(Time) -> Time) {
         let Some(book) = self.site.books.get_mut(&number) else { return };
         match book.seekers.get_mut(&node).map(|seeker| &mut seeker.way) {
@@ -148,14 +148,14 @@ impl Turn<'_> {
         self.site.timers.insert((wake.max(self.now), number, node));
     }
 
-    /// Keeps the indexes of a book right after a change.
+    /// Updates the indexes of a book after a change.
     pub(super) fn settle(&mut self, number: u32) {
         let Some(book) = self.site.books.get_mut(&number) else { return };
         *self.bytes = *self.bytes + book.cost() - book.charged;
         book.charged = book.cost();
         let needs_carrier = book.carrier.is_none() && !book.waiting.is_empty();
         let place = needs_carrier.then(|| {
-            // A single node that names many blobs comes after one that names few.
+            // A node that names many blobs alone comes after one that names few.
             let alone = if book.waiting.len() == 1 { book.waiting.first() } else { None };
             let of_node = alone.map_or(0, |node| {
                 u32::try_from(self.nodes[*node].books.len() / FEW_BLOBS).unwrap_or(u32::MAX)
@@ -177,7 +177,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Notes that a node has to do with a book. `false`: it has to do with too many.
+    /// Adds a book to a node's own. `false`: it has too many.
     pub(super) fn join(&mut self, number: u32, node: NodeId) -> bool {
         let books = &mut self.nodes[node].books;
         if !books.contains(&number) && books.len() >= super::MAX_BOOKS_OF_NODE {
@@ -198,7 +198,7 @@ impl Turn<'_> {
         }
     }
 
-    /// The node has nothing to do with the blob any more.
+    /// Removes a node from a book.
     pub(super) fn leave(&mut self, number: u32, node: NodeId) {
         self.remove_holder(number, node);
         self.remove_seeker(number, node);
@@ -249,9 +249,9 @@ impl Turn<'_> {
         book.waiting.insert(node);
         let carrier = book.carrier;
         self.count_waiting(node, true);
-        // Those that avoid such a carrier would each download for themselves.
-        let is_barred = |id: NodeId| self.nodes[id].trust.no_lease_until > self.now;
-        if let Some(carrier) = carrier.filter(|carrier| is_barred(*carrier) && !is_barred(node)) {
+        // The nodes that avoid such a carrier would each download for themselves.
+        let may_carry = |id: NodeId| self.nodes[id].may_carry(self.now);
+        if let Some(carrier) = carrier.filter(|carrier| !may_carry(*carrier) && may_carry(node)) {
             self.set_way(number, carrier, Way::Wait);
         }
         self.wake_book(number, self.now + GATHER);
@@ -259,7 +259,7 @@ impl Turn<'_> {
         self.settle(number);
     }
 
-    /// Sends the readers of a node elsewhere.
+    /// Takes its readers away from a node.
     pub(super) fn detach_readers(&mut self, number: u32, node: NodeId) {
         let Some(book) = self.site.books.get(&number) else { return };
         for reader in book.readers_of(node).collect::<Vec<_>>() {
@@ -337,6 +337,15 @@ impl Turn<'_> {
         self.settle(number);
     }
 
+    /// Sends a seeker its source with this look or the next one.
+    pub(super) fn tell_later(&mut self, number: u32, node: NodeId) {
+        let seeker = self.site.books.get_mut(&number).and_then(|book| book.seekers.get_mut(&node));
+        if let Some(seeker) = seeker {
+            seeker.is_told = false;
+            self.site.to_tell.push_back((node, number));
+        }
+    }
+
     pub(super) fn offer(&mut self, node: NodeId) {
         if !std::mem::replace(&mut self.nodes[node].is_offered, true) {
             self.site.offered.push_back(node);
@@ -347,13 +356,13 @@ impl Turn<'_> {
         self.site.timers.insert((at, number, NONE));
     }
 
-    /// Wakes up for a seeker again when its time ends.
+    /// Sets the timer of a seeker to the end of its source's time.
     pub(super) fn wake_seeker(&mut self, number: u32, node: NodeId) {
         let until = self.site.books.get(&number).and_then(|book| book.seekers.get(&node)?.until());
         self.site.timers.extend(until.map(|until| (until.max(self.now + super::SECOND), number, node)));
     }
 
-    /// Bars a node from all of its blobs as a holder.
+    /// Makes a node a holder of nothing for an hour.
     pub(super) fn bar_holder(&mut self, node: NodeId, digest: &str) {
         self.nodes[node].trust.no_holder_until = self.now + HOUR;
         self.site.counters.holders_delisted += 1;

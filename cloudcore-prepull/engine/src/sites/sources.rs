@@ -2,42 +2,43 @@
 
 use prepull_api::sites::{PeerFailure, PeerFault};
 
-use super::book::{Read, Way};
+use super::book::{Read, Way, round};
 use super::nodes::NodeId;
 use super::site::Turn;
 use super::trust::Reach;
 use super::{LEASE, SECOND};
 
-/// Most neighbours that one node serves at a time: the next ones are served sooner by those that have it by then.
+/// Most neighbours that one node serves at a time: by then others have the blob too, and serve the next ones sooner.
 const SERVED_BY_NODE: usize = 4;
-/// Those of them whose blob is still arriving: a stream takes as long as the uplink, and whole copies mustn't wait for it.
+/// Most of them that read a blob that is still arriving: a stream lasts as long as the uplink takes, and readers of whole
+/// copies mustn't wait for it.
 const STREAMED_BY_NODE: usize = 3;
 /// Most neighbours between a reader and the uplink: each adds the delay of a hop.
 const DEPTH: usize = 6;
-/// Sources that are tried for one node, waiting nodes that are tried for one book, and books for one free node. The next
-/// attempt goes on behind them.
+/// Most sources tried for one node, and most books tried for one free node. The next attempt goes on behind them.
 const TRIES: usize = 16;
+/// Most waiting nodes tried for one book.
 const WAITING_TRIES: usize = 64;
 /// An unproven holder has this long to deliver something to its first reader.
 const UNPROVEN_READ: super::Time = LEASE / 2;
-/// A node that found no source tries others after this long, although nothing has happened.
+/// A node without a source tries again after this long: a timer of a pair may have ended.
 const RETRY: super::Time = 5 * SECOND;
 
 const NO_NEIGHBOUR: &str = "no neighbour serves it (is --peer-listen set on the nodes of the site?)";
 const UNREACHABLE: &str =
     "it reaches no neighbour of its site (is the port of --peer-listen open between them?)";
 
-/// What a pair of a waiting node and a possible source allows.
+/// Whether a waiting node may read from a possible source.
 enum Fit {
-    /// The rank, of which the least is the best.
+    /// Yes; the least rank is the best.
     Free((bool, usize, usize)),
-    /// Later, perhaps.
+    /// Perhaps later.
     Full,
     Never,
 }
 
 impl Turn<'_> {
-    /// Finds sources for the nodes that wait for books that have changed, and readers for nodes that have become free.
+    /// Finds sources for the waiting nodes of changed books, and readers for nodes that have become free.
     pub(super) fn match_nodes(&mut self) {
         for _ in 0..self.site.dirty.len() {
             if self.steps == 0 {
@@ -61,14 +62,7 @@ impl Turn<'_> {
 
     fn match_book(&mut self, number: u32) {
         let Some(book) = self.site.books.get(&number) else { return };
-        let from = book.next_waiting;
-        let waiting: Vec<NodeId> = book
-            .waiting
-            .range(from..)
-            .chain(book.waiting.range(..from))
-            .take(WAITING_TRIES)
-            .copied()
-            .collect();
+        let waiting: Vec<NodeId> = book.waiting_round().take(WAITING_TRIES).collect();
         let gathers = book.gather_until > self.now;
         let (mut placed, mut failed) = (0, 0);
         for node in waiting {
@@ -82,7 +76,7 @@ impl Turn<'_> {
                 let Some(book) = self.site.books.get_mut(&number) else { return };
                 book.next_waiting = node.wrapping_add(1);
                 if book.seekers.get(&node).is_some_and(|seeker| !seeker.is_told) && !gathers {
-                    self.tell_waiting(number, node);
+                    self.tell_later(number, node);
                 }
             }
         }
@@ -96,16 +90,13 @@ impl Turn<'_> {
 
     /// Gives a free node readers.
     fn match_node(&mut self, node: NodeId) {
-        let from = self.nodes[node].next_book;
-        let of = &self.nodes[node].books;
-        let books: Vec<u32> = of.range(from..).chain(of.range(..from)).take(TRIES).copied().collect();
+        let of = &self.nodes[node];
+        let books: Vec<u32> = round(&of.books, of.next_book).take(TRIES).collect();
         for number in books {
             self.steps = self.steps.saturating_sub(1);
             self.nodes[node].next_book = number.wrapping_add(1);
             let Some(book) = self.site.books.get(&number) else { continue };
-            let from = book.next_waiting;
-            let waiting: Vec<NodeId> =
-                book.waiting.range(from..).chain(book.waiting.range(..from)).take(TRIES).copied().collect();
+            let waiting: Vec<NodeId> = book.waiting_round().take(TRIES).collect();
             for reader in waiting {
                 if self.nodes[node].serves >= SERVED_BY_NODE {
                     return;
@@ -120,15 +111,9 @@ impl Turn<'_> {
     fn fit(&mut self, number: u32, reader: NodeId, source: NodeId) -> Fit {
         self.steps = self.steps.saturating_sub(1);
         let Some(book) = self.site.books.get(&number) else { return Fit::Never };
-        let (of, trust) = (&self.nodes[source], &self.nodes[source].trust);
-        let is_barred = trust.no_holder_until > self.now;
-        let to = &self.nodes[reader];
-        if source == reader
-            || is_barred
-            || !of.serves_now()
-            || !to.is_online
-            || to.trust.loner_until > self.now
-        {
+        let (of, to) = (&self.nodes[source], &self.nodes[reader]);
+        let may_read = to.is_online && to.trust.loner_until <= self.now;
+        if source == reader || !may_read || !of.is_source(self.now) {
             return Fit::Never;
         }
         match self.site.pairs.check(reader, source, self.now) {
@@ -146,13 +131,12 @@ impl Turn<'_> {
             };
         }
         let Some(seeker) = book.seekers.get(&source) else { return Fit::Never };
-        // A node that downloads is waited for, where it can't be read from yet.
+        // A node that downloads is worth waiting for, even if it can't serve yet.
         let later = if matches!(seeker.way, Way::Registry(_)) { Fit::Full } else { Fit::Never };
-        let wanted = book.seekers.get(&reader).map_or(0, |seeker| seeker.done);
         if book.is_whole_only
             || !of.streams
             || !to.reads_streams
-            || seeker.done < wanted
+            || seeker.done < book.done_of(reader)
             || matches!(seeker.way, Way::Wait)
         {
             return later;
@@ -182,7 +166,7 @@ impl Turn<'_> {
         let from = book.next_source;
         let holders =
             book.holders.range(from..).chain(book.holders.range(..from)).map(|(id, _)| *id).take(TRIES);
-        let receiving = book.receiving.range(from..).chain(book.receiving.range(..from)).copied().take(TRIES);
+        let receiving = round(&book.receiving, from).take(TRIES);
         let sources: Vec<NodeId> = holders.chain(receiving).chain(book.carrier).collect();
         let mut found = Vec::new();
         let mut may_wait = false;
@@ -211,36 +195,32 @@ impl Turn<'_> {
         let Some(book) = self.site.books.get(&number) else { return };
         let holder = book.holders.get(&source);
         let time = if holder.is_some_and(|holder| !holder.is_proven) { UNPROVEN_READ } else { LEASE };
-        let done = book.seekers.get(&reader).map_or(0, |seeker| seeker.done);
-        let (is_stream, read) = (holder.is_none(), Read::new(done, time, self.now));
+        let (is_stream, read) = (holder.is_none(), Read::new(book.done_of(reader), time, self.now));
         self.set_way(number, reader, Way::Peer { from: source, others, is_stream, read });
     }
 
-    /// A node that can get the blob neither from those that have it nor from the one that is getting it doesn't wait.
+    /// Sends a node to the registry if it can read neither from a holder nor from the carrier.
     fn leave_alone(&mut self, number: u32, node: NodeId) -> bool {
         let Some(book) = self.site.books.get(&number) else { return false };
         let is_loner = self.nodes[node].trust.loner_until > self.now;
         let avoids = |source| self.site.pairs.check(node, source, self.now) == Reach::Avoided;
         let awaited = |source: &NodeId| !avoids(*source) && self.nodes[*source].is_awaited(self.now);
-        let is_offered = |source: &NodeId| {
-            let trust = &self.nodes[*source].trust;
-            self.nodes[*source].serves_now() && trust.no_holder_until <= self.now
-        };
+        let mut holders = book.holders.iter().take(TRIES);
         let why = match book.carrier {
             _ if is_loner => UNREACHABLE,
             Some(carrier) if avoids(carrier) => UNREACHABLE,
             Some(carrier) if self.nodes[carrier].addresses.is_none() => NO_NEIGHBOUR,
             None if book.holders.keys().take(TRIES).any(awaited) => return false,
-            None if book.holders.iter().take(TRIES).any(|(id, of)| of.is_proven && is_offered(id)) => {
+            None if holders.any(|(id, of)| of.is_proven && self.nodes[*id].is_source(self.now)) => {
                 UNREACHABLE
             }
-            // A carrier that is offline for a moment loses its lease soon if it stays away.
+            // A carrier that is offline comes back in a moment, or loses its lease.
             _ => return false,
         };
         self.carry_alone(number, node, why)
     }
 
-    /// Stops a carrier that has hardly begun where a neighbour is known to have the blob.
+    /// Stops a carrier that has less than half of the blob, since a proven holder is there.
     pub(super) fn stop_needless_carrier(&mut self, number: u32, holder: NodeId) {
         let Some(book) = self.site.books.get(&number) else { return };
         let Some(carrier) = book.carrier else { return };
@@ -252,7 +232,7 @@ impl Turn<'_> {
         }
     }
 
-    /// A reader complains about its source. Returns whether it needs another one.
+    /// Takes in a reader's complaint about its source. Returns whether the reader needs another one.
     pub(super) fn note_failure(&mut self, number: u32, reader: NodeId, failure: &PeerFailure) -> bool {
         let now = self.now;
         let Some(source) = self.nodes.id(&failure.peer) else { return false };
@@ -266,10 +246,10 @@ impl Turn<'_> {
         }
         let is_first = *from == source;
         let is_carrier = book.carrier == Some(source);
-        // Wrong bytes of a node that took the lease over may be those of the source that it had before.
+        // Wrong bytes of a node that took over the lease may come from its previous source.
         let is_pure = is_carrier && book.carry().is_some_and(|carry| carry.is_pure);
         let is_holder = book.holders.contains_key(&source);
-        // A node that is away may be back in a moment, and one that is still receiving may be held up itself.
+        // An offline node may be back in a moment, and one that is still receiving may be held up itself.
         if self.nodes[source].is_online {
             let excused = !is_holder && !is_carrier && failure.fault == PeerFault::Stalled;
             let counts = self.site.pairs.note(self.nodes, (reader, source), failure.fault, now) && !excused;
@@ -296,7 +276,7 @@ impl Turn<'_> {
         is_first
     }
 
-    /// A node has thrown its bytes of a blob away. The second one ends the streams of it.
+    /// Notes that a node threw its bytes of a blob away. The second such node ends the blob's streams.
     pub(super) fn note_wrong(&mut self, number: u32, node: NodeId) {
         let Some(book) = self.site.books.get_mut(&number) else { return };
         if *book.found_wrong.get_or_insert(node) == node || std::mem::replace(&mut book.is_whole_only, true) {
@@ -313,7 +293,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Two readers delist a holder of a blob. One that was never proven isn't believed for an hour.
+    /// Counts a complaint about a holder. The second reader delists it; an unproven one is then barred for an hour.
     pub(super) fn note_complaint(&mut self, number: u32, reader: NodeId, source: NodeId, digest: &str) {
         let Some(book) = self.site.books.get_mut(&number) else { return };
         let Some(holder) = book.holders.get_mut(&source) else { return };

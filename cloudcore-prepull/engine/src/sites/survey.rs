@@ -1,4 +1,4 @@
-//! Reports of what sites do right now.
+//! Makes the reports of sites.
 
 use jiff::Timestamp;
 

@@ -1,4 +1,4 @@
-//! Pairs of nodes that aren't sent to each other for a time, and the consequences of complaints.
+//! Pairs of nodes that avoid each other for a time after a complaint.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,22 +7,22 @@ use prepull_api::sites::PeerFault;
 use super::nodes::{NodeId, Nodes};
 use super::{HOUR, SECOND, Time};
 
-/// Neighbours that a node can't reach, and that no other node has reached, until it counts as a loner: where the clients of
-/// a Wi-Fi are isolated, no node reaches any.
+/// A node counts as a loner after this many unreachable neighbours that no other node has reached either: a Wi-Fi with
+/// client isolation looks like this.
 const UNREACHED: usize = 3;
-/// The same where others reach them: the node is in another network. Until then a neighbour may be in its own.
+/// The same if others reach them: the node is in another network. Before that, a neighbour may be in the same one.
 const UNREACHED_BY_NODE: usize = 8;
-/// A busy neighbour is left alone for this long. To wait for it is cheaper than the uplink.
+/// A reader leaves a busy neighbour alone for this long. Waiting is cheaper than the uplink.
 const BUSY: Time = 5 * SECOND;
-/// How often in a row a neighbour may be busy until it counts as too slow.
+/// After this many times in a row a busy neighbour counts as too slow.
 const BUSY_TIMES: u32 = 12;
 /// A node that reaches no neighbour downloads for itself for this long.
 const LONER: Time = 600 * SECOND;
-/// A neighbour that was too slow, or couldn't be reached, isn't tried by the same node for this long.
+/// A reader avoids a neighbour that was too slow or unreachable for this long.
 const SLOW: Time = 300 * SECOND;
 /// The same after a complaint that may have been an accident.
 const SHORT: Time = 60 * SECOND;
-/// Most pairs of a site: all of 64 nodes. Of a larger one the pair that ends first is tried again.
+/// Most pairs of a site: all of 64 nodes. In a larger site the pair that ends first is dropped.
 const MAX_PAIRS: usize = 4096;
 
 /// The pairs of one site: reader, then source.
@@ -93,7 +93,7 @@ impl Pairs {
         self.avoided.insert(pair, avoided);
     }
 
-    /// The source sends something: it isn't busy any more.
+    /// The source sends bytes: it isn't busy any more.
     pub(super) fn note_progress(&mut self, pair: (NodeId, NodeId)) {
         if self.avoided.get(&pair).is_some_and(|avoided| avoided.busy > 0) {
             self.remove(pair);
@@ -123,7 +123,7 @@ impl Pairs {
         }
     }
 
-    /// A session of the node has begun: what couldn't be reached before may be now.
+    /// A session of the node has begun: unreachable neighbours may be reachable now.
     pub(super) fn forget_connections(&mut self, nodes: &mut Nodes, node: NodeId) {
         let trust = &mut nodes[node].trust;
         trust.loner_until = 0;
@@ -150,7 +150,7 @@ impl Pairs {
         self.forget(node, |_| true);
     }
 
-    /// Whether the reader isn't sent to the source. One that was busy just now is worth waiting for.
+    /// Whether a reader may be sent to a source. A busy one is worth waiting for.
     pub(super) fn check(&self, reader: NodeId, source: NodeId, now: Time) -> Reach {
         match self.avoided.get(&(reader, source)).filter(|pair| pair.until > now) {
             None => Reach::Open,
@@ -169,7 +169,7 @@ impl Pairs {
     }
 }
 
-/// Whether a reader is sent to a source.
+/// Whether a reader may be sent to a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reach {
     Open,

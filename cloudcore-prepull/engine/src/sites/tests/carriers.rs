@@ -1,0 +1,228 @@
+//! Leases and carriers.
+
+use super::*;
+
+#[test]
+fn one_node_carries_a_blob_for_all() {
+    let mut story = Story::of(&["a", "b", "c"]);
+    story.want("a", "1");
+    assert_eq!(story.hear(), ["a 1: carry"]);
+    story.want("b", "1");
+    story.want("c", "1");
+    assert_eq!(story.hear(), ["b 1: wait", "c 1: wait"]);
+    story.have("a", "1");
+    assert_eq!(story.hear(), ["b 1: a"], "unproven, one reader at first");
+    story.have("b", "1");
+    assert_eq!(story.hear(), ["c 1: a,b"]);
+    story.have("c", "1");
+    assert_eq!(story.hear(), [""; 0]);
+}
+
+#[test]
+fn six_leases_are_spread_over_the_nodes() {
+    let mut story = Story::of(&["a", "b", "c"]);
+    let names: Vec<String> = (1..=9).map(|n| n.to_string()).collect();
+    for node in ["a", "b", "c"] {
+        let all: Vec<_> = names.iter().map(|of| (of.as_str(), 10 * MIB, BlobState::Wanted, 0)).collect();
+        story.say(node, &all);
+    }
+    let heard = story.hear();
+    let carries =
+        |node: &str| heard.iter().filter(|line| line.starts_with(node) && line.ends_with("carry")).count();
+    assert_eq!(["a", "b", "c"].map(carries), [2, 2, 2]);
+    story.have("a", heard[0].split([' ', ':']).nth(1).unwrap());
+    let heard = story.hear();
+    assert_eq!(heard.iter().filter(|line| line.ends_with("carry")).count(), 1, "{heard:?}");
+}
+
+#[test]
+fn the_largest_blob_is_carried_first() {
+    let mut story = Story::of(&["a"]);
+    let blob = |of, size| (of, size * MIB, BlobState::Wanted, 0);
+    story.say("a", &[blob("1", 1), blob("2", 9), blob("3", 5), blob("4", 7)]);
+    let heard = story.hear();
+    assert_eq!(heard, ["a 1: wait", "a 2: carry", "a 3: carry", "a 4: carry"]);
+}
+
+#[test]
+fn the_fullest_node_gets_the_first_lease() {
+    let mut story = Story::of(&["a", "b"]);
+    story.want("a", "1");
+    story.say("b", &[("1", 10 * MIB, BlobState::Wanted, 9 * MIB)]);
+    assert_eq!(story.hear(), ["a 1: wait", "b 1: carry"]);
+}
+
+#[test]
+fn a_carrier_without_progress_is_replaced() {
+    let mut story = Story::of(&["a", "b"]);
+    story.want("a", "1");
+    story.hear();
+    story.want("b", "1");
+    for done in 1..10 {
+        story.say("a", &[("1", 10 * MIB, BlobState::Carrying, done * MIB)]);
+        let heard = story.hear_in(40);
+        assert!(heard.iter().all(|line| line == "b 1: wait"), "{heard:?}");
+    }
+    let heard = story.hear_in(60);
+    assert!(heard.contains(&"b 1: carry".to_owned()) && heard.contains(&"a 1: wait".to_owned()), "{heard:?}");
+    story.say("a", &[("1", 10 * MIB, BlobState::Carrying, 9 * MIB + 1)]);
+    assert!(
+        story.hear().contains(&"a 1: wait".to_owned())
+            || story.sites.by_name.values().all(|site| site.books.values().all(|book| book
+                .seekers
+                .values()
+                .filter(|seeker| matches!(seeker.way, Way::Registry { .. }))
+                .count()
+                == 1))
+    );
+}
+
+#[test]
+fn a_carrier_may_return_in_time() {
+    let mut story = Story::of(&["a", "b"]);
+    story.want("a", "1");
+    story.want("b", "1");
+    story.hear();
+    story.sites.disconnect(&"a".into(), story.now);
+    assert_eq!(story.hear_in(25), ["b 1: wait"], "only reminded");
+    story.connect("a");
+    story.say("a", &[("1", 10 * MIB, BlobState::Wanted, 5 * MIB)]);
+    assert_eq!(story.hear(), ["a 1: carry"], "with its own half");
+    story.sites.disconnect(&"a".into(), story.now);
+    assert!(story.hear_in(40).contains(&"b 1: carry".to_owned()));
+}
+
+#[test]
+fn after_an_outage_the_carrier_may_return() {
+    let mut story = Story::of(&["a", "b"]);
+    story.want("a", "1");
+    story.want("b", "1");
+    story.hear();
+    for node in ["a", "b"] {
+        story.sites.disconnect(&node.into(), story.now);
+    }
+    story.hear_in(29);
+    story.connect("b");
+    story.want("b", "1");
+    assert!(!story.hear_in(10).contains(&"b 1: carry".to_owned()));
+    story.connect("a");
+    story.say("a", &[("1", 10 * MIB, BlobState::Carrying, 5 * MIB)]);
+    story.hear_in(40);
+    story.have("a", "1");
+    assert_eq!(story.hear(), ["b 1: a"]);
+}
+
+#[test]
+fn after_a_failover_the_fullest_node_carries() {
+    let mut story = Story::of(&["a", "b", "c"]);
+    story.want("b", "1");
+    assert_eq!(story.hear(), ["b 1: carry"]);
+    story.say("a", &[("1", 10 * MIB, BlobState::Carrying, 5 * MIB)]);
+    assert_eq!(story.hear(), ["a 1: carry", "b 1: wait"]);
+    story.say("c", &[("1", 10 * MIB, BlobState::Carrying, 4 * MIB)]);
+    assert_eq!(story.hear(), ["c 1: wait"]);
+}
+
+#[test]
+fn a_proven_holder_stops_an_early_carrier() {
+    for (done, expected) in [(MIB, &["a 1: b"][..]), (6 * MIB, &[])] {
+        let mut story = Story::of(&["a", "b"]);
+        story.want("a", "1");
+        assert_eq!(story.hear(), ["a 1: carry"], "nobody else has come back yet");
+        story.say("a", &[("1", 10 * MIB, BlobState::Carrying, done)]);
+        story.have_proven("b", "1");
+        assert_eq!(story.hear(), expected, "with {done} bytes");
+    }
+    let mut story = Story::of(&["a", "b?"]);
+    story.want("a", "1");
+    story.hear();
+    story.have_proven("b?", "1");
+    assert_eq!(story.hear(), [""; 0], "nobody is sent to one that serves nobody");
+}
+
+#[test]
+fn a_slow_lease_changes_hands_once() {
+    let mut story = Story::of_streaming(&["a", "b"]);
+    story.want("a", "1");
+    story.want("b", "1");
+    story.hear();
+    let (mut carrier, mut reader, mut changes) = ("a", "b", 0);
+    for done in 1..100 {
+        story.say(carrier, &[("1", 10 * MIB, BlobState::Carrying, done * 100_000)]);
+        story.say(reader, &[("1", 10 * MIB, BlobState::Fetching, done * 100_000)]);
+        if story.hear_in(10).contains(&format!("{reader} 1: carry")) {
+            (carrier, reader, changes) = (reader, carrier, changes + 1);
+        }
+    }
+    assert!(changes <= 1, "{changes}");
+}
+
+#[test]
+fn carriers_divide_the_limit_of_a_site() {
+    let mut story = Story::of(&["a", "b"]);
+    story.max_rate = NonZeroU64::new(900);
+    story.want("a", "1");
+    assert_eq!(story.hear(), ["a 1: carry at 900"]);
+    story.want("b", "2");
+    assert_eq!(story.hear(), ["a 1: carry at 450", "b 2: carry at 450"]);
+    story.have("a", "1");
+    assert_eq!(story.hear(), ["b 2: carry at 900"]);
+    story.max_rate = NonZeroU64::new(300);
+    story.want("a", "2");
+    assert_eq!(story.hear(), ["a 2: wait", "b 2: carry at 300"]);
+    // At once, without another message.
+    story.max_rate = NonZeroU64::new(200);
+    story.sites.limit(&task().job, story.max_rate, story.now);
+    assert_eq!(story.hear(), ["b 2: carry at 200"]);
+    story.max_rate = None;
+    story.want("a", "3");
+    let mut heard = story.hear();
+    heard.sort();
+    assert_eq!(heard, ["a 3: carry", "b 2: carry"]);
+}
+
+#[test]
+fn without_servers_all_nodes_download_at_once() {
+    let mut story = Story::of(&["a?", "b?"]);
+    story.want("a?", "1");
+    story.want("b?", "1");
+    assert_eq!(story.hear(), ["a? 1: carry", "b? 1: alone: no neighbour serves"]);
+    let mut story = Story::of(&["a?", "b", "c?"]);
+    for node in ["a?", "b", "c?"] {
+        story.want(node, "1");
+    }
+    assert_eq!(story.hear(), ["a? 1: wait", "b 1: carry", "c? 1: wait"], "the one that can serve the others");
+}
+
+#[test]
+fn each_half_of_a_split_lan_has_a_carrier() {
+    let mut story = Story::of(&["a", "b", "x", "y", "z"]);
+    story.want("a", "1");
+    story.hear();
+    for node in ["b", "x", "y", "z"] {
+        story.want(node, "1");
+    }
+    story.have_proven("a", "1");
+    story.hear();
+    story.have_proven("b", "1");
+    for peer in ["a", "b"] {
+        for node in ["x", "y", "z"] {
+            story.blame(node, "1", peer, PeerFault::Unreachable);
+        }
+        story.hear();
+    }
+    // Whoever was not sent to b yet is now.
+    for node in ["x", "y", "z"] {
+        story.blame(node, "1", "b", PeerFault::Unreachable);
+    }
+    story.hear();
+    let alone = |node: &NodeId| story.sites.nodes[*node].carries;
+    let ids: Vec<NodeId> =
+        ["x", "y", "z"].iter().map(|node| story.sites.nodes.id(&(*node).into()).unwrap()).collect();
+    assert_eq!(ids.iter().map(alone).sum::<usize>(), 1);
+    let carrier = ids.into_iter().find(|id| alone(id) == 1).unwrap();
+    let carrier = story.sites.nodes[carrier].name.clone();
+    story.have_proven(carrier.as_str(), "1");
+    let heard = story.hear();
+    assert!(heard.iter().any(|line| line.ends_with(carrier.as_str())), "{heard:?}");
+}

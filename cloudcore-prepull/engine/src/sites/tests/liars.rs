@@ -1,0 +1,163 @@
+//! Lies, nonsense and bounds.
+
+use super::*;
+
+#[test]
+fn a_claim_makes_no_carrier() {
+    let mut story = Story::of(&["a", "b"]);
+    story.want("a", "1");
+    story.hear();
+    story.say("b", &[("1", 10 * MIB, BlobState::Carrying, 0)]);
+    assert_eq!(story.hear(), ["b 1: wait"]);
+    assert_eq!(story.sites.reports(story.now)[0].counters.claims_refused, 1);
+}
+
+#[test]
+fn invented_blobs_leave_lanes_for_others() {
+    let mut story = Story::of(&["liar", "a", "b"]);
+    for of in 100..1200 {
+        story.say("liar", &[(&of.to_string(), 99 * MIB, BlobState::Carrying, MIB)]);
+    }
+    assert!(story.sites.by_name.values().all(|site| site.books.len() == MAX_BOOKS_OF_NODE));
+    story.hear();
+    story.want("a", "1");
+    story.want("b", "1");
+    assert!(story.hear().contains(&"a 1: carry".to_owned()));
+}
+
+#[test]
+fn relabelling_leaves_nothing_behind() {
+    let mut story = Story::of(&["a"]);
+    let before = story.sites.bytes();
+    for of in 0..200 {
+        story.place("a", &of.to_string());
+        story.have("a", "1");
+        story.have("a", "2");
+    }
+    story.place("a", "");
+    assert_eq!((story.sites.bytes(), story.sites.by_name.len()), (before, 0));
+}
+
+#[test]
+fn nonsense_in_reports_harms_nothing() {
+    let mut story = Story::of(&["a", "b"]);
+    story.want("a", "1");
+    story.hear();
+    story.say("b", &[("1", 99 * MIB, BlobState::Wanted, 0)]);
+    assert_eq!(story.hear(), ["b 1: carry"], "another size is another blob");
+    story.say("b", &[("1", 10 * MIB, BlobState::Carrying, u64::MAX)]);
+    story.hear();
+    let news = BlobNews { digest: "../../x".to_owned(), size: 1, state: BlobState::Here, done: 0 };
+    let news = Blobs { task: task(), blobs: vec![news], failures: Vec::new(), reads_streams: false };
+    story.sites.note(&"b".into(), &story.shared(), news, story.now);
+    let books: usize = story.sites.by_name.values().map(|site| site.books.len()).sum();
+    assert_eq!(books, 2);
+    for of in 0..2 * MAX_BOOKS_OF_NODE {
+        story.say("b", &[(&of.to_string(), MIB, BlobState::Here, 0)]);
+    }
+    let books: usize = story.sites.by_name.values().map(|site| site.books.len()).sum();
+    assert_eq!(books, MAX_BOOKS_OF_NODE);
+}
+
+#[test]
+fn a_lease_that_no_reader_confirms_ends() {
+    let mut story = Story::of_streaming(&["a", "b", "c"]);
+    for node in ["a", "b", "c"] {
+        story.want(node, "1");
+    }
+    assert_eq!(story.hear(), ["a 1: carry", "b 1: a", "c 1: a,b"], "while it arrives");
+    for done in 1..8 {
+        story.say("a", &[("1", 10 * MIB, BlobState::Carrying, done * MIB)]);
+        story.say("b", &[("1", 10 * MIB, BlobState::Fetching, 0)]);
+        let heard = story.hear_in(10);
+        if heard.contains(&"b 1: carry".to_owned()) {
+            return assert!(done >= 6, "after a minute");
+        }
+    }
+    panic!("its own reports prolong it");
+}
+
+#[test]
+fn a_node_without_leases_gives_way() {
+    let mut story = Story::of_streaming(&["a", "b"]);
+    let barred = story.sites.nodes.id(&"b".into()).unwrap();
+    story.sites.nodes[barred].trust.no_lease_until = HOUR;
+    story.want("b", "1");
+    assert_eq!(story.hear_in(2), ["b 1: carry"], "no other node wants it");
+    story.want("a", "1");
+    let heard = story.hear_in(2);
+    assert!(heard.contains(&"a 1: carry".to_owned()), "{heard:?}");
+}
+
+#[test]
+fn one_complaint_delists_no_holder() {
+    let mut story = Story::of(&["a", "b", "c"]);
+    story.have_proven("a", "1");
+    story.want("b", "1");
+    story.hear();
+    story.blame("b", "1", "a", PeerFault::Gone);
+    story.want("c", "1");
+    assert!(story.hear().contains(&"c 1: a".to_owned()));
+}
+
+#[test]
+fn two_complaints_delist_a_liar() {
+    let mut story = Story::of(&["a", "b", "c", "d", "e"]);
+    story.have_proven("a", "1");
+    story.have_proven("e", "1");
+    for node in ["b", "c"] {
+        story.want(node, "1");
+        let heard = story.hear().remove(0);
+        if heard.contains(": e") {
+            story.blame(node, "1", "e", PeerFault::Busy);
+            story.hear_in(2);
+        }
+        story.blame(node, "1", "a", PeerFault::Damaged);
+        story.hear_in(10);
+        story.have_proven(node, "1");
+    }
+    story.want("d", "1");
+    let heard = story.hear();
+    assert!(!heard[0].contains('a'), "{heard:?}");
+    // Nobody can slander a node that it was not sent to.
+    story.have_proven("c", "2");
+    story.want("d", "2");
+    story.hear();
+    for slanderer in ["a", "b", "e"] {
+        story.blame(slanderer, "2", "c", PeerFault::Damaged);
+    }
+    story.want("e", "2");
+    assert_eq!(story.hear(), ["e 2: c"]);
+}
+
+#[test]
+fn two_complaints_bar_an_unproven_holder() {
+    let mut story = Story::of(&["liar", "b", "c"]);
+    story.have("liar", "1");
+    for node in ["b", "c"] {
+        story.want(node, "1");
+        assert!(story.hear().contains(&format!("{node} 1: liar")));
+        story.blame(node, "1", "liar", PeerFault::Gone);
+    }
+    story.have("liar", "2");
+    story.want("b", "2");
+    assert!(story.hear().contains(&"b 2: carry".to_owned()));
+}
+
+#[test]
+fn a_look_is_bounded_and_short() {
+    const NODES: usize = 10_000;
+    let names: Vec<String> = (0..NODES).map(|node| format!("n{node}")).collect();
+    let mut story = Story::of_streaming(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    let blobs: Vec<String> = (0..40).map(|of| of.to_string()).collect();
+    let all: Vec<_> = blobs.iter().map(|of| (of.as_str(), 10 * MIB, BlobState::Wanted, 0)).collect();
+    for node in &names {
+        story.say(node, &all);
+    }
+    for _ in 0..50 {
+        let told: usize = story.sites.flush(story.now).iter().map(|told| told.blobs.len()).sum();
+        assert!(told <= 10_000, "{told}");
+        story.now = story.now.saturating_add(Duration::from_millis(100)).unwrap();
+    }
+    assert!(story.sites.bytes() < MEMORY_LIMIT, "{}", story.sites.bytes());
+}
