@@ -19,6 +19,8 @@ const DEPTH: usize = 6;
 const TRIES: usize = 16;
 /// Most waiting nodes tried for one book.
 const WAITING_TRIES: usize = 64;
+/// Most readers of an unproven holder: a false holder holds up few, and one slow reader can't keep the others away.
+const UNPROVEN_READERS: usize = 2;
 /// An unproven holder has this long to deliver something to its first reader.
 const UNPROVEN_READ: super::Time = LEASE / 2;
 /// A node without a source tries again after this long: a timer of a pair may have ended.
@@ -122,8 +124,8 @@ impl Turn<'_> {
             Reach::Open => {}
         }
         if let Some(holder) = book.holders.get(&source) {
-            let is_full =
-                of.serves >= SERVED_BY_NODE || !holder.is_proven && book.readers_of(source).next().is_some();
+            let is_tested = || book.readers_of(source).nth(UNPROVEN_READERS - 1).is_some();
+            let is_full = of.serves >= SERVED_BY_NODE || !holder.is_proven && is_tested();
             return if is_full {
                 Fit::Full
             } else {

@@ -4,17 +4,19 @@ use super::*;
 
 #[test]
 fn one_node_carries_a_blob_for_all() {
-    let mut story = Story::of(&["a", "b", "c"]);
+    let mut story = Story::of(&["a", "b", "c", "d"]);
     story.want("a", "1");
     assert_eq!(story.hear(), ["a 1: carry"]);
-    story.want("b", "1");
-    story.want("c", "1");
-    assert_eq!(story.hear(), ["b 1: wait", "c 1: wait"]);
+    for node in ["b", "c", "d"] {
+        story.want(node, "1");
+    }
+    assert_eq!(story.hear(), ["b 1: wait", "c 1: wait", "d 1: wait"]);
     story.have("a", "1");
-    assert_eq!(story.hear(), ["b 1: a"], "unproven, one reader at first");
+    assert_eq!(story.hear(), ["b 1: a", "c 1: a"], "unproven, two readers at first");
     story.have("b", "1");
-    assert_eq!(story.hear(), ["c 1: a,b"]);
+    assert_eq!(story.hear(), ["d 1: b,a"]);
     story.have("c", "1");
+    story.have("d", "1");
     assert_eq!(story.hear(), [""; 0]);
 }
 
