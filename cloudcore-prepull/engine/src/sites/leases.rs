@@ -22,6 +22,8 @@ const PLACES: usize = 256;
 const TESTERS: usize = 4;
 /// A lease that no neighbour can confirm lasts this long, or as long as a quarter of the fastest uplink seen here takes.
 const UNCONFIRMED: Time = 600 * SECOND;
+/// An older lease changes hands if a node still waits for a source. Honest nodes lose seconds by it.
+const TURN: Time = 300 * SECOND;
 /// A site remembers the limits of more jobs only while their nodes download.
 const RATES: usize = 64;
 /// A carrier must reach this part of its share of the fastest uplink seen here. A busy link varies less.
@@ -143,7 +145,12 @@ impl Turn<'_> {
         let done = seeker.done;
         match &mut seeker.way {
             Way::Wait => {}
-            Way::Registry(carry) if carry.until > now => self.wake_seeker(number, node),
+            Way::Registry(carry) if carry.until > now => {
+                if carry.alone.is_empty() && carry.since + TURN <= now && self.nodes[node].streams {
+                    self.hand_over(number, node);
+                }
+                self.wake_seeker(number, node);
+            }
             Way::Peer { read, .. } if read.until > now => self.wake_seeker(number, node),
             _ if !self.nodes[node].is_online => self.remove_seeker(number, node),
             Way::Registry(carry) => {
@@ -176,6 +183,23 @@ impl Turn<'_> {
                 self.set_way(number, node, Way::Wait);
                 self.note_complaint(number, node, from, &digest);
             }
+        }
+    }
+
+    /// Ends an old lease without blame if a node still waits for a source: the only reader that confirms the carrier may
+    /// collude with it. Each node has one such turn.
+    fn hand_over(&mut self, number: u32, node: NodeId) {
+        let Some(book) = self.site.books.get_mut(&number) else { return };
+        let is_next = |id: &NodeId| {
+            let of = &self.nodes[*id];
+            of.is_online && of.may_carry(self.now) && *id != node && !book.losers.contains(id)
+        };
+        let may_stream = |id: &NodeId| self.nodes[*id].is_online && self.nodes[*id].reads_streams;
+        if book.waiting.iter().take(CANDIDATES).any(may_stream)
+            && book.seekers.keys().take(CANDIDATES).any(is_next)
+        {
+            book.losers.push(node);
+            self.set_way(number, node, Way::Wait);
         }
     }
 

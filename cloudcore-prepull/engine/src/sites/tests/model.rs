@@ -1,7 +1,10 @@
 //! Sites by chance: nodes that come, go, freeze and can't reach each other, a cloud that fails over, and liars.
 //!
-//! In each second each blob has at most one lease, and a node is sent only to nodes that have said that they have some of the
-//! blob. All honest nodes end. A liar costs them at most the same time once more, and the uplink half of the bytes.
+//! In each second each blob has at most one lease, and a node is sent only to nodes that have reported some of the blob. All
+//! honest nodes end. A liar costs them at most the same time once more, and the uplink half of the bytes.
+
+mod life;
+mod world;
 
 use std::time::Duration;
 
@@ -21,6 +24,8 @@ const FAULTS: u64 = 600;
 const PEACE: u64 = 3600;
 /// Seconds that a liar may cost beyond twice the honest time.
 const LIE: u64 = 180;
+/// Seconds for which two that confirm each other keep a lease.
+const TURNS: u64 = 300;
 /// Seconds after which a reader leaves a source that sends nothing.
 const STALLED: u64 = 30;
 
@@ -36,6 +41,8 @@ enum Lie {
     Silent,
     Trickles,
     Garbage,
+    /// Two of them confirm each other's invented progress, at this many bytes a second.
+    Colludes(u64),
 }
 
 const LIES: [Lie; 10] = [
@@ -106,343 +113,6 @@ fn task() -> TaskId {
 }
 
 impl World {
-    fn new(seed: u64, least: u64) -> Self {
-        let mut rng = Rng::new(seed);
-        let count = usize::try_from(rng.between(least, 12)).unwrap();
-        let sizes: Vec<u64> = (0..rng.between(1, 8)).map(|_| rng.between(1, 60) * MIB).collect();
-        let copied =
-            Copied { done: 0, doing: Doing::Nothing, is_bad: false, sole: None, stalled: 0, has_said: false };
-        let node = |_| Node {
-            online: false,
-            serves: true,
-            frozen: false,
-            island: 0,
-            begun: false,
-            lie: None,
-            blobs: vec![copied.clone(); sizes.len()],
-        };
-        Self {
-            sites: Sites::default(),
-            now: Timestamp::UNIX_EPOCH,
-            second: 0,
-            nodes: (0..count).map(node).collect(),
-            streams: rng.chance(80),
-            rng,
-            sizes,
-            link: UPLINK,
-            uplink: 0,
-            losses: 0,
-            is_whole: true,
-            trace: Vec::new(),
-        }
-    }
-
-    fn log(&mut self, line: &str) {
-        self.trace.push(format!("{}: {line}", self.second));
-    }
-
-    fn place(&mut self, node: usize, site: &str) {
-        let labels = [(SITE_LABEL.to_owned(), site.to_owned())].into();
-        self.sites.set_labels(&name(node), Some(&labels), self.now);
-    }
-
-    fn connect(&mut self, node: usize) {
-        self.place(node, "ship");
-        let door = PeerDoor { addresses: vec![format!("10.0.0.{node}:1")], streams: self.streams };
-        let peer = self.nodes[node].serves.then_some(door);
-        self.sites.connect(&name(node), &Hello { peer, ..Hello::default() }, self.now);
-        self.nodes[node].online = true;
-        self.say_all(node);
-    }
-
-    fn disconnect(&mut self, node: usize) {
-        self.sites.disconnect(&name(node), self.now);
-        // Another node may begin what it carries, and fetch once more what only it has.
-        let is_lost = |of: &&Copied| matches!(of.doing, Doing::Done | Doing::Registry);
-        self.losses += self.nodes[node].blobs.iter().filter(is_lost).count() as u64;
-        self.nodes[node].online = false;
-    }
-
-    fn send(&mut self, node: usize, blobs: Vec<BlobNews>, failures: Vec<PeerFailure>) {
-        if self.nodes[node].online {
-            let news = Blobs { task: task(), blobs, failures, reads_streams: self.streams };
-            let shared = Shared { entitlement: "image".into(), max_rate: None, has_succeeded: false };
-            self.sites.note(&name(node), &shared, news, self.now);
-        }
-    }
-
-    fn say(&mut self, node: usize, blob: usize, failures: Vec<PeerFailure>) {
-        let size = self.sizes[blob] + u64::from(self.nodes[node].lie == Some(Lie::WrongSize));
-        let of = &mut self.nodes[node].blobs[blob];
-        of.has_said = true;
-        let state = match of.doing {
-            Doing::Nothing => BlobState::Wanted,
-            Doing::Registry => BlobState::Carrying,
-            Doing::Peer(_) => BlobState::Fetching,
-            Doing::Done => BlobState::Here,
-        };
-        let news = BlobNews { digest: digest(&blob.to_string()), size, state, done: of.done };
-        self.send(node, vec![news], failures);
-    }
-
-    fn say_all(&mut self, node: usize) {
-        if self.nodes[node].begun {
-            (0..self.sizes.len()).for_each(|blob| self.say(node, blob, Vec::new()));
-        }
-    }
-
-    fn hear(&mut self) {
-        for Directions { node, blobs, .. } in self.sites.flush(self.now) {
-            let node: usize = node.as_str()[1..].parse().unwrap();
-            for (of, direction) in blobs {
-                let blob: usize = of.trim_start_matches("sha256:").parse().unwrap();
-                if blob < self.sizes.len() {
-                    self.obey(node, blob, &direction);
-                }
-            }
-        }
-        for SiteEvent { node, digest, kind, .. } in self.sites.take_events() {
-            let blob = digest.trim_start_matches("sha256:").trim_start_matches('0').to_owned();
-            self.log(&format!("{node} {blob}: {kind:?}"));
-        }
-        for book in self.sites.by_name.values().flat_map(|site| site.books.values()) {
-            let is_carrier =
-                |seeker: &&book::Seeker| matches!(&seeker.way, Way::Registry(of) if of.alone.is_empty());
-            assert!(book.seekers.values().filter(is_carrier).count() <= 1, "two carriers");
-        }
-        assert!(self.sites.bytes() <= MEMORY_LIMIT);
-    }
-
-    fn obey(&mut self, node: usize, blob: usize, direction: &Direction) {
-        let doing = match direction {
-            Direction::Wait => Doing::Nothing,
-            Direction::Registry { alone, .. } => {
-                self.losses += u64::from(!alone.is_empty());
-                Doing::Registry
-            }
-            Direction::Peers(peers) => {
-                let peer: usize = peers[0].0.as_str()[1..].parse().unwrap();
-                assert_ne!(peer, node, "a node is sent to itself");
-                assert!(self.nodes[peer].blobs[blob].has_said, "n{peer} never named blob {blob}");
-                Doing::Peer(peer)
-            }
-        };
-        let is_alone = matches!(direction, Direction::Registry { alone, .. } if !alone.is_empty());
-        self.log(&format!("n{node} blob {blob}: {doing:?}{}", if is_alone { " alone" } else { "" }));
-        let of = &mut self.nodes[node];
-        if !of.online || of.blobs[blob].doing == Doing::Done {
-            return;
-        }
-        if let (Some(lie @ (Lie::FalseGone | Lie::FalseDamaged)), Doing::Peer(peer)) = (of.lie, doing) {
-            let fault = if lie == Lie::FalseGone { PeerFault::Gone } else { PeerFault::Damaged };
-            let failure = PeerFailure { digest: digest(&blob.to_string()), peer: name(peer), fault };
-            return self.say(node, blob, vec![failure]);
-        }
-        let of = &mut of.blobs[blob];
-        if of.doing != doing {
-            self.losses += u64::from(of.doing == Doing::Registry);
-            (of.doing, of.stalled) = (doing, 0);
-            self.say(node, blob, Vec::new());
-        }
-    }
-
-    /// A second of work.
-    fn work(&mut self) {
-        let is_real = |node: &&Node| !matches!(node.lie, Some(Lie::Silent | Lie::Claims | Lie::Trickles));
-        let carrying = self.nodes.iter().filter(is_real).flat_map(|node| &node.blobs);
-        let carrying = carrying.filter(|of| of.doing == Doing::Registry).count();
-        let share = self.link / (carrying.max(1) as u64);
-        for node in 0..self.nodes.len() {
-            if self.nodes[node].frozen || !self.nodes[node].begun {
-                continue;
-            }
-            self.tell_lies(node);
-            for blob in 0..self.sizes.len() {
-                match self.nodes[node].blobs[blob].doing {
-                    Doing::Registry => self.carry(node, blob, share),
-                    Doing::Peer(peer) => self.fetch(node, blob, peer),
-                    Doing::Nothing | Doing::Done => {}
-                }
-            }
-        }
-    }
-
-    fn tell_lies(&mut self, node: usize) {
-        let (second, lie, count) = (self.second, self.nodes[node].lie, self.sizes.len());
-        let mut claim = |digests: std::ops::Range<usize>, state, done: u64| {
-            let news = |of: usize| {
-                let size = self.sizes.get(of).copied().unwrap_or(50 * MIB);
-                BlobNews { digest: digest(&of.to_string()), size, state, done: done.min(size - 1) }
-            };
-            let news = digests.map(news).collect();
-            self.send(node, news, Vec::new());
-        };
-        match lie {
-            Some(Lie::Invents) if second.is_multiple_of(10) => {
-                claim(1000..1006, BlobState::Carrying, second * MIB);
-            }
-            Some(Lie::Claims) if second.is_multiple_of(5) => {
-                claim(0..count, BlobState::Carrying, second * MIB);
-            }
-            Some(Lie::FalseHere) if second.is_multiple_of(20) => {
-                claim(0..count, BlobState::Here, 0);
-                self.nodes[node].blobs.iter_mut().for_each(|of| of.has_said = true);
-            }
-            Some(Lie::Relabels) if second.is_multiple_of(5) => {
-                claim(2000..2050, BlobState::Here, 0);
-                self.place(node, &format!("site-{}", second % 97));
-            }
-            _ => {}
-        }
-    }
-
-    fn carry(&mut self, node: usize, blob: usize, share: u64) {
-        let size = self.sizes[blob];
-        let lie = self.nodes[node].lie;
-        let of = &mut self.nodes[node].blobs[blob];
-        let more = match lie {
-            Some(Lie::Silent | Lie::Claims | Lie::FalseHere) => 0,
-            Some(Lie::Trickles) => 1024,
-            _ => share,
-        };
-        let more = more.min(size - of.done);
-        // A node that says that it reads from none downloads for itself, as it could without a site.
-        self.uplink += if matches!(lie, Some(Lie::FalseGone | Lie::FalseDamaged)) { 0 } else { more };
-        of.done += more;
-        of.sole = None;
-        if lie == Some(Lie::Trickles) {
-            // It says more than it has.
-            let news = BlobNews {
-                digest: digest(&blob.to_string()),
-                size,
-                state: BlobState::Carrying,
-                done: (of.done * 900).min(size - 1),
-            };
-            return if self.second.is_multiple_of(5) {
-                self.send(node, vec![news], Vec::new());
-            };
-        }
-        self.advance(node, blob);
-    }
-
-    fn advance(&mut self, node: usize, blob: usize) {
-        let of = &mut self.nodes[node].blobs[blob];
-        if of.done >= self.sizes[blob] && of.is_bad {
-            (of.done, of.is_bad, of.sole) = (0, false, None);
-            self.say(node, blob, Vec::new());
-        } else if of.done >= self.sizes[blob] {
-            of.doing = Doing::Done;
-            self.say(node, blob, Vec::new());
-        } else if self.second.is_multiple_of(5) {
-            self.say(node, blob, Vec::new());
-        }
-    }
-
-    fn fetch(&mut self, node: usize, blob: usize, peer: usize) {
-        let (me, other) = (&self.nodes[node], &self.nodes[peer]);
-        let size = self.sizes[blob];
-        let source = &other.blobs[blob];
-        let may_send = other.lie.is_none() || matches!(other.lie, Some(Lie::Garbage | Lie::Trickles));
-        let available = match source.doing {
-            _ if !may_send || other.frozen => 0,
-            Doing::Done => size,
-            Doing::Registry | Doing::Peer(_) if self.streams => source.done,
-            _ => 0,
-        };
-        let is_bad = other.lie == Some(Lie::Garbage) || source.is_bad;
-        let is_gone = source.doing == Doing::Nothing || other.lie == Some(Lie::FalseHere);
-        let fault = if me.island != other.island || me.island == u32::MAX || !other.serves {
-            Some(PeerFault::Unreachable)
-        } else if self.rng.chance(1) {
-            Some(PeerFault::Busy)
-        } else if is_gone && !other.frozen {
-            Some(PeerFault::Gone)
-        } else {
-            let of = &mut self.nodes[node].blobs[blob];
-            let more = available.saturating_sub(of.done).min(LAN);
-            of.done += more;
-            of.is_bad |= is_bad && more > 0;
-            if more > 0 {
-                of.sole = (of.done == more || of.sole == Some(peer)).then_some(peer);
-            }
-            of.stalled = if more > 0 { 0 } else { of.stalled + 1 };
-            if of.done >= size && of.is_bad {
-                let is_to_blame = of.sole == Some(peer);
-                (of.done, of.is_bad, of.sole) = (0, false, None);
-                if !is_to_blame {
-                    of.doing = Doing::Nothing;
-                    return self.say(node, blob, Vec::new());
-                }
-                Some(PeerFault::Damaged)
-            } else if of.stalled > STALLED {
-                Some(PeerFault::Stalled)
-            } else {
-                return if more > 0 {
-                    self.advance(node, blob);
-                };
-            }
-        };
-        if let Some(fault) = fault {
-            self.log(&format!("n{node} blob {blob}: n{peer} is {fault:?}"));
-            let of = &mut self.nodes[node].blobs[blob];
-            (of.doing, of.stalled) = (Doing::Nothing, 0);
-            let failure = PeerFailure { digest: digest(&blob.to_string()), peer: name(peer), fault };
-            self.say(node, blob, vec![failure]);
-        }
-    }
-
-    /// Something happens by chance.
-    fn happen(&mut self) {
-        let node = self.rng.below(self.nodes.len());
-        match self.rng.below(100) {
-            0..=2 if self.nodes[node].online => self.disconnect(node),
-            3..=8 if !self.nodes[node].online => self.connect(node),
-            9 => {
-                self.nodes[node].frozen = true;
-                self.is_whole = false;
-            }
-            10..=13 => self.nodes[node].frozen = false,
-            14 => self.restart(node),
-            15 if self.rng.chance(30) => self.fail_over(),
-            16 if self.rng.chance(20) => {
-                let islands = self.rng.pick(&[1, 2, u32::MAX]);
-                self.is_whole &= islands == 1;
-                for node in &mut self.nodes {
-                    let island = u32::try_from(self.rng.below(2)).unwrap();
-                    node.island = if islands == 2 { island } else { islands };
-                }
-            }
-            17..=30 if !self.nodes[node].begun => {
-                self.nodes[node].begun = true;
-                self.say_all(node);
-            }
-            _ => {}
-        }
-    }
-
-    fn fail_over(&mut self) {
-        self.log("failover");
-        self.sites = Sites::default();
-        for node in 0..self.nodes.len() {
-            self.nodes[node].blobs.iter_mut().for_each(|of| of.has_said = false);
-            if self.nodes[node].online {
-                self.connect(node);
-            }
-        }
-    }
-
-    /// The agent begins again: what it has stays.
-    fn restart(&mut self, node: usize) {
-        if self.nodes[node].online {
-            self.disconnect(node);
-        }
-        for of in self.nodes[node].blobs.iter_mut().filter(|of| of.doing != Doing::Done) {
-            of.doing = Doing::Nothing;
-        }
-        self.nodes[node].frozen = false;
-        self.connect(node);
-    }
-
     fn is_done(&self) -> bool {
         let honest = self.nodes.iter().filter(|node| node.lie.is_none());
         honest.flat_map(|node| &node.blobs).all(|of| of.doing == Doing::Done)
@@ -487,16 +157,7 @@ fn check_faults(seed: u64) {
         world.nodes[node].begun = world.rng.chance(70);
         world.connect(node);
     }
-    for _ in 0..FAULTS {
-        if world.rng.chance(50) {
-            world.happen();
-        }
-        world.tick();
-    }
-    for node in 0..world.nodes.len() {
-        (world.nodes[node].island, world.nodes[node].frozen, world.nodes[node].begun) = (0, false, true);
-        if world.nodes[node].online { world.say_all(node) } else { world.connect(node) }
-    }
+    world.break_things();
     world.run(PEACE, &format!("seed {seed}"));
     let (all, largest) = (world.all(), *world.sizes.iter().max().unwrap());
     let times = if world.is_whole { 1 } else { world.nodes.len() as u64 };
@@ -504,28 +165,60 @@ fn check_faults(seed: u64) {
     assert!(world.uplink <= most, "seed {seed}: {} of {most}", world.uplink);
 }
 
-fn check_liar(seed: u64) {
-    let mut honest = World::new(seed, 4);
-    honest.begin();
-    let usual = honest.run(PEACE, &format!("seed {seed}, honest"));
-    let mut world = World::new(seed, 4);
-    let lie = LIES[usize::try_from(seed).unwrap() % LIES.len()];
-    let liar = world.rng.below(world.nodes.len());
-    world.nodes[liar].lie = Some(lie);
-    world.begin();
-    let what = format!("seed {seed}, n{liar} {lie:?} streams {}", world.streams);
-    let took = world.run(PEACE, &what);
-    let shown = || world.trace[..world.trace.len().min(200)].join("\n");
-    // Old agents confirm nothing, and a blob whose beginning came from a liar is found wrong at its end only.
-    let (times, constant) = match lie {
-        _ if !world.streams => (2, 10 * LIE),
-        Lie::Garbage => (4, 2 * LIE),
-        _ => (2, LIE),
+/// How much liars may cost.
+struct Bounds {
+    /// The honest time and the bytes of all blobs, in percent.
+    time: u64,
+    bytes: u64,
+    /// Seconds and largest blobs beyond that.
+    more_time: u64,
+    more_blobs: u64,
+}
+
+impl Bounds {
+    /// Old agents confirm nothing, and a blob whose beginning came from a liar is found wrong at its end only.
+    fn of(lie: Lie, streams: bool) -> Self {
+        let (time, more_time) = match lie {
+            _ if !streams => (200, 10 * LIE),
+            Lie::Garbage => (400, 2 * LIE),
+            _ => (200, LIE),
+        };
+        Self { time, bytes: if lie == Lie::Garbage { 250 } else { 150 }, more_time, more_blobs: 3 }
+    }
+}
+
+/// Runs a site with these liars against the same site without them.
+fn check_liars(seed: u64, lies: &[Lie], has_faults: bool, bounds: impl Fn(bool) -> Bounds) {
+    let run = |lies: &[Lie]| {
+        let mut world = World::new(seed, 2 + lies.len().max(2) as u64);
+        let first = world.rng.below(world.nodes.len());
+        for (place, lie) in lies.iter().enumerate() {
+            let liar = (first + place) % world.nodes.len();
+            world.nodes[liar].lie = Some(*lie);
+        }
+        world.begin();
+        if has_faults {
+            world.break_things();
+        }
+        let what = format!("seed {seed}, {lies:?} from n{first}, streams {}", world.streams);
+        world.run(PEACE, &what);
+        (world, what)
     };
-    assert!(took <= times * usual + constant, "{what}: {took} s instead of {usual}\n{}", shown());
+    let (honest, _) = run(&[]);
+    let (world, what) = run(lies);
+    let shown = || world.trace[..world.trace.len().min(200)].join("\n");
+    let bounds = bounds(world.streams);
+    let (took, usual) = (world.second, honest.second);
+    let most = usual * bounds.time / 100 + bounds.more_time;
+    assert!(took <= most, "{what}: {took} s instead of {usual}\n{}", shown());
     let largest = *world.sizes.iter().max().unwrap();
-    let most = world.all() * if lie == Lie::Garbage { 5 } else { 3 } / 2 + 3 * largest;
+    let losses = if has_faults { world.losses } else { 0 };
+    let most = world.all() * bounds.bytes / 100 + (bounds.more_blobs + losses) * largest;
     assert!(world.uplink <= most, "{what}: {} of {most} bytes\n{}", world.uplink, shown());
+}
+
+fn lie(seed: u64) -> Lie {
+    LIES[usize::try_from(seed).unwrap() % LIES.len()]
 }
 
 fn seeds() -> std::ops::Range<u64> {
@@ -541,7 +234,41 @@ fn every_node_ends_whatever_breaks() {
 
 #[test]
 fn one_liar_costs_little() {
-    seeds().for_each(check_liar);
+    seeds().for_each(|seed| check_liars(seed, &[lie(seed)], false, |streams| Bounds::of(lie(seed), streams)));
+}
+
+#[test]
+fn a_liar_and_faults_stop_no_node() {
+    seeds().for_each(|seed| {
+        check_liars(seed, &[lie(seed)], true, |streams| Bounds::of(lie(seed), streams));
+    });
+}
+
+#[test]
+fn two_liars_cost_as_much_as_each() {
+    for seed in seeds() {
+        let lies = [lie(seed), lie(seed / LIES.len() as u64)];
+        check_liars(seed, &lies, false, |streams| {
+            let [first, second] = lies.map(|lie| Bounds::of(lie, streams));
+            Bounds {
+                time: first.time + second.time,
+                bytes: first.bytes + second.bytes - 100,
+                more_time: first.more_time + second.more_time,
+                more_blobs: 6,
+            }
+        });
+    }
+}
+
+#[test]
+fn a_colluding_pair_holds_two_turns() {
+    for seed in seeds() {
+        let rate = [1024, 50 * 1024, 300 * 1024, MIB][usize::try_from(seed % 4).unwrap()];
+        check_liars(seed, &[Lie::Colludes(rate); 2], false, |streams| {
+            let more_time = if streams { 2 * TURNS + LIE } else { 10 * LIE };
+            Bounds { more_time, more_blobs: if streams { 3 } else { 8 }, ..Bounds::of(Lie::Claims, streams) }
+        });
+    }
 }
 
 #[test]
