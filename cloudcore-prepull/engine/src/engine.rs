@@ -1,14 +1,17 @@
 //! Both engines and the tracker of sites behind one door, on the same nodes: inputs are routed to whom they concern, and a
 //! node works on no more tasks of both than it takes.
 
+mod sharing;
 #[cfg(test)]
 mod tests;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use prepull_api::crd::status::{JobPhase, Summary};
 use prepull_api::selector::Selector;
-use prepull_api::sites::Blobs;
-use prepull_api::task::{NodeName, TaskId, TaskOutcome, TaskResult};
+use prepull_api::task::{NodeName, TaskId};
 use prepull_api::wire::{EdgeMessage, Hello};
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +21,7 @@ use crate::prepull::controller::{self, Controller};
 use crate::shared::in_hand::TaskInHand;
 use crate::shared::node_view::NodeView;
 use crate::shared::session::SessionEvent;
-use crate::sites::{Directions, NOT_SHARED, Shared, SiteEvent, SiteReport, SiteSettings, Sites};
+use crate::sites::{Directions, SiteEvent, SiteReport, SiteSettings, Sites};
 
 /// What happened.
 #[derive(Debug, Serialize, Deserialize)]
@@ -95,6 +98,8 @@ pub struct Engine {
     prepull: Controller,
     kruise: Option<Kruise>,
     sites: Sites,
+    /// The fingerprint of the credentials that were given last for each entitlement of jobs that share.
+    last_keys: BTreeMap<Arc<str>, u64>,
     listed: Listed,
     /// Whether the list of the ImagePrePullJobs has arrived. Some of them may still be read.
     has_jobs: bool,
@@ -124,10 +129,14 @@ impl Engine {
             })) => self.note_blobs(&node, blobs, now),
             Input::Prepull(input) => {
                 self.tell_sites(&input, now);
+                let sent = sharing::sent_task(&input);
                 self.listed.nodes |= matches!(input, controller::Input::Nodes(_));
                 self.has_jobs |= matches!(input, controller::Input::Jobs(_));
                 if let Some(input) = self.share_with_kruise(input, now) {
                     self.prepull.handle(input, now);
+                }
+                if let Some((node, task)) = sent {
+                    self.note_keys(&node, &task);
                 }
                 self.listed.jobs |= self.has_jobs && !self.prepull.is_loading();
                 for (job, max_rate) in self.prepull.take_new_rates() {
@@ -204,8 +213,8 @@ impl Engine {
         if !is_of_node_image(task) {
             return self.prepull.in_hand(node, task);
         }
-        let image = self.kruise.as_ref()?.images_of(node, task)?;
-        Some(TaskInHand { job: None, images: vec![image.to_string()], started: None })
+        let image = self.kruise.as_ref()?.image_of(node, task)?;
+        Some(TaskInHand { job: None, images: vec![image], started: None })
     }
 
     fn tell_sites(&mut self, input: &controller::Input, now: Timestamp) {
@@ -231,35 +240,6 @@ impl Engine {
                 self.sites.disconnect(node, now);
             }
             _ => {}
-        }
-    }
-
-    /// A node reports the blobs of a task. Sites share only the blobs of tasks the node must carry out: its images
-    /// entitle it to them.
-    fn note_blobs(&mut self, node: &NodeName, blobs: Blobs, now: Timestamp) {
-        let task = &blobs.task;
-        match self.shared_by(node, task) {
-            Some(shared) => self.sites.note(node, &shared, blobs, now),
-            None => self.sites.refuse(node, blobs, NOT_SHARED),
-        }
-    }
-
-    fn shared_by(&self, node: &NodeName, task: &TaskId) -> Option<Shared> {
-        let by_default = self.sites.settings().share_by_default;
-        if !is_of_node_image(task) {
-            return self.prepull.shared_by(node, task, by_default);
-        }
-        let kruise = self.kruise.as_ref().filter(|_| by_default)?;
-        let entitlement = kruise.images_of(node, task)?;
-        Some(Shared { entitlement, max_rate: None, has_succeeded: false })
-    }
-
-    /// A task has succeeded: its node has all of its blobs.
-    fn note_success(&mut self, node: &NodeName, result: &TaskResult, now: Timestamp) {
-        if result.outcome == TaskOutcome::Succeeded
-            && let Some(shared) = self.shared_by(node, &result.task)
-        {
-            self.sites.note_success(node, &shared.entitlement, now);
         }
     }
 

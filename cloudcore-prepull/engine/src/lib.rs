@@ -26,6 +26,7 @@ pub mod sites;
 
 /// What both engines use.
 pub mod shared {
+    pub mod access;
     pub(crate) mod agenda;
     pub(crate) mod counted;
     pub(crate) mod delay_queue;

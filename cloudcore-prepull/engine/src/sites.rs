@@ -114,7 +114,7 @@ pub const SITE_LABEL: &str = prepull_api::edges::SITE_LABEL;
 /// How a task shares its blobs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Shared {
-    /// The images of the task and the credentials that the cloud gave for them: they entitle a node to the layers.
+    /// The images of the task with the names of their secrets: the nodes with the same ones share.
     pub(crate) entitlement: Arc<str>,
     /// Bytes a second over the uplink of each site.
     pub(crate) max_rate: Option<NonZeroU64>,

@@ -1,10 +1,14 @@
 //! Dispatch of tasks to the nodes' sessions. Registry credentials and public keys are read here, when the task is sent,
 //! and nowhere else.
 
+use std::collections::BTreeSet;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use prepull_api::credentials::SecretUser;
 use prepull_api::download::{DownloadTerms, Verification};
+use prepull_api::image::NormalizedReference;
 use prepull_api::overriders::SecretRef;
 use prepull_api::task::{ImageTask, NodeName, PullPolicy, Task, TaskId};
 use prepull_api::wire::{Assign, CloudMessage, Key};
@@ -12,6 +16,7 @@ use prepull_engine::kruise::node_images::TagDispatch;
 use prepull_engine::prepull::controller::Dispatch;
 use prepull_engine::prepull::download;
 use prepull_engine::prepull::plan::{self, PlannedImage, SecretLookup};
+use prepull_engine::shared::access::KeysSent;
 use prepull_engine::shared::outcomes::DispatchOutcome;
 
 use crate::edges::tunnel::{SendError, Sessions};
@@ -28,6 +33,19 @@ pub(crate) async fn dispatch_job_task(
     secrets: &Secrets,
     sessions: &Sessions,
     share_by_default: bool,
+) -> (DispatchOutcome, Option<KeysSent>) {
+    let mut sent = None;
+    let outcome = resolve_and_send(order, secrets, sessions, share_by_default, &mut sent).await;
+    (outcome, sent)
+}
+
+/// `sent`: the credentials that go to the node, once they are known.
+async fn resolve_and_send(
+    order: &Dispatch,
+    secrets: &Secrets,
+    sessions: &Sessions,
+    share_by_default: bool,
+    sent: &mut Option<KeysSent>,
 ) -> DispatchOutcome {
     if order.only_look {
         // What is there needs no key, so no secret is read.
@@ -65,6 +83,8 @@ pub(crate) async fn dispatch_job_task(
         note(&resolved.details, resolved.withheld, unavailable);
         keys.push(resolved.key);
     }
+    let images = order.plan.images.iter().map(|image| (&image.pull, &*image.secrets));
+    *sent = keys_sent(images.zip(&keys));
     let mut verification = None;
     if let Some(policy) = &order.job.download.verify {
         let found = match read_secrets(&policy.keys, &|_| user, secrets).await {
@@ -98,18 +118,19 @@ pub(crate) async fn dispatch_node_image_task(
     secrets: &Secrets,
     sessions: &Sessions,
     share: bool,
-) -> DispatchOutcome {
+) -> (DispatchOutcome, Option<KeysSent>) {
     let begun = Instant::now();
     let node_image = secrets.consent_for(SecretUser::NodeImage(&order.node.0));
     let user = |secret: &SecretRef| node_image.filter(|_| !order.of_jobs.contains(secret));
     let found = match read_secrets(&order.secrets, &user, secrets).await {
         Ok(found) => found,
-        Err(postponed) => return postponed,
+        Err(postponed) => return (postponed, None),
     };
     let resolved = plan::resolve_pull_secrets(&order.secrets, &order.reference, user, found);
     secrets.withheld().log(&format!("nodeimage/{}", order.node), &resolved.details, begun);
     let remaining = order.remaining.saturating_sub(begun.elapsed());
-    send(
+    let sent = keys_sent(std::iter::once(((&order.reference, &*order.secrets), &resolved.key)));
+    let outcome = send(
         &order.node,
         Assign {
             task: order.task,
@@ -118,7 +139,27 @@ pub(crate) async fn dispatch_node_image_task(
             download: DownloadTerms { share, ..DownloadTerms::default() },
         },
         sessions,
-    )
+    );
+    (outcome, sent)
+}
+
+/// The credentials that a task is sent with, for its images that name secrets. `None`: no image does.
+fn keys_sent<'a>(
+    images: impl Iterator<Item = ((&'a NormalizedReference, &'a [SecretRef]), &'a Key)>,
+) -> Option<KeysSent> {
+    // Another one in each process: a fingerprint outside of it reveals nothing of a password.
+    static STATE: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    let mut fingerprints = BTreeSet::new();
+    for ((reference, secrets), key) in images {
+        match key {
+            _ if secrets.is_empty() => {}
+            Key::Credentials { credentials } => {
+                fingerprints.insert(STATE.hash_one((reference.to_string(), credentials)));
+            }
+            Key::Anonymous { .. } | Key::Unavailable { .. } | Key::Other => return Some(KeysSent::Missing),
+        }
+    }
+    (!fingerprints.is_empty()).then(|| KeysSent::All(STATE.hash_one(fingerprints)))
 }
 
 /// The job, as logs of both sides name it.
@@ -213,4 +254,35 @@ async fn read_secrets<'a>(
             .find(|(name, _)| name == secret)
             .map_or(SecretLookup::Missing, |(_, lookup)| lookup.clone())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use prepull_api::credentials::RegistryCredential;
+    use prepull_api::image::Reference;
+
+    use super::*;
+
+    #[test]
+    fn equal_credentials_have_equal_fingerprints() {
+        let (images, secret) = (["a", "b"], SecretRef::parse("shop/registry").unwrap());
+        let images = images.map(|image| Reference::parse(image).unwrap().normalized());
+        let key = |user: &str| {
+            let username = user.to_owned().into();
+            let credentials = vec![RegistryCredential { username, ..RegistryCredential::default() }];
+            Key::Credentials { credentials }
+        };
+        let none = || Key::Unavailable { reason: String::new() };
+        let sent = |order: [usize; 2], keys: [Key; 2], secrets: &[SecretRef]| {
+            keys_sent(order.map(|index| (&images[index], secrets)).into_iter().zip(&keys))
+        };
+        let secrets = [secret];
+        let first = sent([0, 1], [key("x"), key("y")], &secrets);
+        assert!(matches!(first, Some(KeysSent::All(_))));
+        assert_eq!(sent([1, 0], [key("y"), key("x")], &secrets), first, "the order is of no matter");
+        assert_ne!(sent([0, 1], [key("y"), key("x")], &secrets), first);
+        assert_eq!(sent([0, 1], [key("x"), none()], &secrets), Some(KeysSent::Missing));
+        assert_eq!(sent([0, 1], [Key::anonymous(), none()], &[]), None);
+    }
 }

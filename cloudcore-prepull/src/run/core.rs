@@ -298,12 +298,13 @@ impl Core {
                 let (inputs, share) = (self.inputs.clone(), self.sites.share_by_default);
                 let span = info_span!("dispatch", job = order.job.name, node = %order.node);
                 let work = async move {
-                    let outcome = dispatch::dispatch_job_task(&order, &secrets, &sessions, share).await;
+                    let (outcome, keys) =
+                        dispatch::dispatch_job_task(&order, &secrets, &sessions, share).await;
                     if sessions.may_log(&order.node) {
                         info!(?outcome, images = order.plan.images.len(), "dispatched");
                     }
                     let (job, node, attempt) = (order.job.uid.clone(), order.node.clone(), order.attempt);
-                    let _ = inputs.send(Input::Dispatched { job, node, attempt, outcome }.into()).await;
+                    let _ = inputs.send(Input::Dispatched { job, node, attempt, outcome, keys }.into()).await;
                 };
                 self.work.spawn(work.instrument(span));
             }

@@ -124,11 +124,11 @@ impl Core {
                     let (node, task) = (dispatch.node.clone(), dispatch.task.id.clone());
                     let dispatched =
                         caught(dispatch_node_image_task(*dispatch, &secrets, &sessions, share)).await;
-                    let outcome = dispatched.unwrap_or(DispatchOutcome::Offline);
+                    let (outcome, keys) = dispatched.unwrap_or((DispatchOutcome::Offline, None));
                     if sessions.may_log(&node) {
                         info!(?outcome, "dispatched");
                     }
-                    let dispatched = node_images::Input::Dispatched { node, task, outcome };
+                    let dispatched = node_images::Input::Dispatched { node, task, outcome, keys };
                     let _ = inputs.send(Input::Node(dispatched).into()).await;
                 };
                 self.work.spawn(work.instrument(span));

@@ -109,7 +109,7 @@ impl World {
                     None => DispatchOutcome::Offline,
                 };
                 self.log(|| format!("dispatch to {node} of {task}: {outcome:?}"));
-                self.input(Input::Node(node_images::Input::Dispatched { node, task, outcome }));
+                self.input(Input::Node(node_images::Input::Dispatched { node, task, outcome, keys: None }));
             }
         }
     }

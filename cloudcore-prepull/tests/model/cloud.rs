@@ -509,7 +509,13 @@ impl World {
         self.log(|| format!("cloud: dispatch of {job}/{attempt} to {node}: {outcome:?}"));
         let is_allowed_at_once =
             matches!(outcome, DispatchOutcome::Withheld { .. }) && self.now.is_multiple_of(3);
-        self.cloud.inputs.push_back(Input::Dispatched { job: job.clone(), node, attempt, outcome });
+        self.cloud.inputs.push_back(Input::Dispatched {
+            job: job.clone(),
+            node,
+            attempt,
+            outcome,
+            keys: None,
+        });
         if is_allowed_at_once {
             let secret = "default/registry".to_owned();
             self.cloud.inputs.push_back(Input::SecretAllowed { job, secret });

@@ -72,7 +72,7 @@ pub(crate) fn brief(input: &Input) -> String {
         Input::Session(SessionEvent::Message { node, session, message }) => {
             format!("{node} (session {session}) says {}", said(message))
         }
-        Input::Dispatched { job, node, attempt, outcome } => {
+        Input::Dispatched { job, node, attempt, outcome, .. } => {
             format!("dispatched {job}/{attempt} to {node}: {outcome:?}")
         }
         Input::Written { job, object, version, outcome, .. } => {

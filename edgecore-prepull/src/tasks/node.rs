@@ -350,6 +350,7 @@ impl<P: Puller> Node<P> {
             }
             TunnelEvent::Message(CloudMessage::Assign(assign)) => {
                 info!(task = %assign.task.id, title = assign.task.title, remaining = ?assign.remaining, "task assigned");
+                self.hub.repeat(&assign.task.id);
                 self.handle(AgentEvent::Assign(assign));
             }
             TunnelEvent::Message(CloudMessage::ResultAck { task }) => {

@@ -413,7 +413,7 @@ impl World {
                 let task = TaskId { job: uid.clone(), attempt };
                 self.send_task(&node, task, order.plan.images.len());
                 let outcome = DispatchOutcome::Sent(session(&node));
-                let dispatched = Input::Dispatched { job: uid, node, attempt, outcome };
+                let dispatched = Input::Dispatched { job: uid, node, attempt, outcome, keys: None };
                 self.happens_after(DISPATCH, dispatched.into());
             }
             Do::Recall { .. } => unreachable!("no job is parked within an hour"),
@@ -428,7 +428,7 @@ impl World {
                 let (node, task) = (order.node.clone(), order.task.id.clone());
                 self.send_task(&node, task.clone(), order.task.images.len());
                 let outcome = DispatchOutcome::Sent(session(&node));
-                let dispatched = node_images::Input::Dispatched { node, task, outcome };
+                let dispatched = node_images::Input::Dispatched { node, task, outcome, keys: None };
                 self.happens_after(DISPATCH, Input::Node(dispatched).into());
             }
             kruise::Action::NodeImage(node, write) => {

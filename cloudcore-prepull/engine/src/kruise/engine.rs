@@ -96,8 +96,13 @@ impl Kruise {
     }
 
     /// The reference of the image of a task, if the node has the task.
-    pub fn images_of(&self, node: &NodeName, task: &TaskId) -> Option<Arc<str>> {
-        self.node_images.images_of(node, task)
+    pub fn image_of(&self, node: &NodeName, task: &TaskId) -> Option<String> {
+        self.node_images.image_of(node, task)
+    }
+
+    /// What entitles the node to the layers of the task. `None`: it has no such task, or an earlier leader sent its keys.
+    pub(crate) fn entitlement(&self, node: &NodeName, task: &TaskId) -> Option<Arc<str>> {
+        self.node_images.entitlement(node, task)
     }
 
     /// Whether a job selects its nodes by pods, which are watched only then: most clusters have more pods than anything

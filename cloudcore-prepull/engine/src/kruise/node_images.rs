@@ -115,8 +115,11 @@ impl NodeImages {
                 }
             }
             Input::Session(event) => self.observe_session(event, now),
-            Input::Dispatched { node, task, outcome } => {
-                self.update(&node, now, |node, fx| node.end_dispatch(&task, outcome, fx));
+            Input::Dispatched { node, task, outcome, keys } => {
+                self.update(&node, now, |node, fx| {
+                    node.pulls.note_keys(&task, keys);
+                    node.end_dispatch(&task, outcome, fx);
+                });
             }
             Input::Written(node, written) => {
                 self.writes.end();
@@ -282,8 +285,13 @@ impl NodeImages {
     }
 
     /// The reference of the image of a task, if the node has the task.
-    pub(crate) fn images_of(&self, node: &NodeName, task: &TaskId) -> Option<Arc<str>> {
-        self.nodes.get(node)?.pulls.images_of(task)
+    pub(crate) fn image_of(&self, node: &NodeName, task: &TaskId) -> Option<String> {
+        self.nodes.get(node)?.pulls.image_of(task)
+    }
+
+    /// What entitles the node to the layers of the task.
+    pub(crate) fn entitlement(&self, node: &NodeName, task: &TaskId) -> Option<Arc<str>> {
+        self.nodes.get(node)?.entitlement(task)
     }
 
     /// Changes a node that is known, and has it reconciled.

@@ -154,8 +154,8 @@ impl Controller {
                 self.remove_job(&uid);
             }
             Input::Session(event) => self.apply_session(event),
-            Input::Dispatched { job, node, attempt, outcome } => {
-                self.finish_dispatch(&job, &node, attempt, &outcome);
+            Input::Dispatched { job, node, attempt, outcome, keys } => {
+                self.finish_dispatch(&job, &node, attempt, &outcome, keys);
             }
             Input::SecretAllowed { job, secret } => {
                 self.change_job(&job, |job, effects| job.end_waits_for(&secret, effects.now));

@@ -100,6 +100,11 @@ impl NodePlan {
         Vec::from_iter(images).join("\n")
     }
 
+    /// Whether some image names a secret.
+    pub(crate) fn names_secrets(&self) -> bool {
+        self.images.iter().any(|image| !image.secrets.is_empty())
+    }
+
     /// Whether these records of images are of this plan, or of none: a node that was never sent anything has none.
     pub fn is_of(&self, images: &[ImageStatus]) -> bool {
         images.is_empty()

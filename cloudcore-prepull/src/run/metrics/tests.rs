@@ -21,7 +21,7 @@ fn job() -> JobUid {
 }
 
 fn dispatched(outcome: DispatchOutcome) -> Input {
-    Input::Dispatched { job: job(), node: node(), attempt: 1, outcome }
+    Input::Dispatched { job: job(), node: node(), attempt: 1, outcome, keys: None }
 }
 
 fn written(outcome: WriteOutcome) -> Input {
@@ -129,7 +129,8 @@ fn the_whole_exposition_stays_as_it_is() {
     times(3, &metrics, &|| kruise_job_written(WriteOutcome::Gone));
     times(4, &metrics, &|| kruise_job_written(WriteOutcome::Failed));
     let task = TaskId { job: job(), attempt: 1 };
-    let offline = node_images::Input::Dispatched { node: node(), task, outcome: DispatchOutcome::Offline };
+    let offline =
+        node_images::Input::Dispatched { node: node(), task, outcome: DispatchOutcome::Offline, keys: None };
     metrics.count_kruise_input(&kruise::Input::Node(offline));
     let id = ObjectId { namespace: "shop".to_owned(), name: "web".to_owned(), uid: job() };
     let unreadable =

@@ -181,6 +181,14 @@ impl Hub {
         });
     }
 
+    /// Reports the wants of a task again: a new leader accepts them only after it has sent the task with its keys.
+    pub(crate) fn repeat(&self, task: &TaskId) {
+        self.change(|state| {
+            let wanted = state.wants.keys().filter(|(of, _)| of == task).cloned();
+            state.changed.extend(wanted);
+        });
+    }
+
     /// The session has ended.
     pub(crate) fn disconnect(&self) {
         self.lock().is_heard = false;

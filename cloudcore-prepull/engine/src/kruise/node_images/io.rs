@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::compact::CompactNodeImage;
 use crate::kruise::NodeImageUpdate;
+use crate::shared::access::KeysSent;
 use crate::shared::events::ObjectEvent;
 use crate::shared::node_view::NodeView;
 use crate::shared::objects::Unreadable;
@@ -51,6 +52,9 @@ pub enum Input {
         task: TaskId,
         /// How the dispatch ended.
         outcome: DispatchOutcome,
+        /// The credentials that were sent. `None`: the tag names no secret.
+        #[serde(default)]
+        keys: Option<KeysSent>,
     },
     /// A write of the node's NodeImage has ended.
     Written(NodeName, Written),

@@ -2,6 +2,8 @@
 
 mod write;
 
+use std::sync::Arc;
+
 use jiff::Timestamp;
 use prepull_api::selector::Selector;
 use prepull_api::task::{JobUid, TaskId, TaskResult};
@@ -162,6 +164,11 @@ impl TrackedNode {
 
     pub(super) fn end_dispatch(&mut self, task: &TaskId, outcome: DispatchOutcome, fx: &mut NodeEffects<'_>) {
         self.pulls.end_dispatch(task, outcome, self.session, self.object.present(), fx);
+    }
+
+    /// What entitles the node to the layers of a task.
+    pub(super) fn entitlement(&self, task: &TaskId) -> Option<Arc<str>> {
+        self.pulls.entitlement(task, self.object.present()?)
     }
 
     pub(super) fn end_task(&mut self, result: &TaskResult, fx: &mut NodeEffects<'_>) {

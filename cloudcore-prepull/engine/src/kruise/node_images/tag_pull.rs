@@ -20,6 +20,7 @@ use super::shared_parts::ImageTerms;
 use super::spec_edit::{job_of, round_jobs, round_namespace};
 use crate::kruise::TagKey;
 use crate::kruise::rules::ValidTag;
+use crate::shared::access::KeysSent;
 use crate::shared::pacing::Moment;
 use crate::shared::postponement::Postponement;
 
@@ -73,6 +74,8 @@ pub(super) struct TagPull {
     dispatched: Option<Timestamp>,
     /// Since a secret of the task could not be read, until the task is sent.
     postponement: Option<Box<Postponement>>,
+    /// The credentials that were sent last, by this leader.
+    pub(super) keys: Option<KeysSent>,
 }
 
 #[derive(Debug)]
@@ -119,6 +122,7 @@ impl TagPull {
             not_before: None,
             dispatched: None,
             postponement: None,
+            keys: None,
         }
     }
 
@@ -332,6 +336,17 @@ impl TagPull {
             version: self.version,
             image_id: None,
             message,
+        }
+    }
+
+    /// The image, with the credentials that were given for it. `None`: an earlier leader gave them.
+    pub(super) fn entitlement(&self, image: &ImageTerms, tag: &Tag) -> Option<String> {
+        let image_only = secrets(image, &tag.terms.owner_references).is_empty();
+        match self.keys {
+            Some(KeysSent::All(keys)) => Some(format!("{} {keys:x}", self.tag.reference)),
+            // The registry gives it to everyone, or the node has none of it.
+            Some(KeysSent::Missing) => Some(self.tag.reference.to_string()),
+            None => image_only.then(|| self.tag.reference.to_string()),
         }
     }
 

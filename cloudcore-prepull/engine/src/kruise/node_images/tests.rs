@@ -162,7 +162,8 @@ impl World {
                         let outcome = self.next_outcome.take().unwrap_or(usual);
                         let task = dispatch.task.id.clone();
                         self.done.push(Action::Dispatch(dispatch));
-                        self.images.handle(Input::Dispatched { node: node(), task, outcome }, self.now);
+                        self.images
+                            .handle(Input::Dispatched { node: node(), task, outcome, keys: None }, self.now);
                     }
                     other => self.done.push(other),
                 }

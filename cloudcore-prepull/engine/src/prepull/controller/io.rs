@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::prepull::plan::NodePlan;
 use crate::prepull::validate::ValidatedJob;
+use crate::shared::access::KeysSent;
 use crate::shared::events::ObjectEvent;
 use crate::shared::node_view::NodeView;
 use crate::shared::outcomes::{DispatchOutcome, WriteOutcome};
@@ -56,6 +57,9 @@ pub enum Input {
         attempt: u32,
         /// How the dispatch ended.
         outcome: DispatchOutcome,
+        /// The credentials that were sent. `None`: no image names a secret, or the task only looks.
+        #[serde(default)]
+        keys: Option<KeysSent>,
     },
     /// The owner of a secret has allowed a job to use it, after [`DispatchOutcome::Withheld`].
     SecretAllowed {

@@ -30,6 +30,7 @@ use crate::prepull::aggregate::{self, OtherSpec, Situation};
 use crate::prepull::plan;
 use crate::prepull::rollout::Reattach;
 use crate::prepull::validate::ValidatedJob;
+use crate::shared::access::{Access, KeysSent};
 use crate::shared::in_hand::TaskInHand;
 use crate::shared::node_view::NodeView;
 use crate::shared::outcomes::DispatchOutcome;
@@ -137,7 +138,12 @@ impl Job {
     }
 
     /// What the node's task shares, while the job runs.
-    pub(super) fn shared_by(&self, node: &NodeName, attempt: u32, by_default: bool) -> Option<Shared> {
+    pub(super) fn shared_by(
+        &self,
+        node: &NodeName,
+        attempt: u32,
+        by_default: bool,
+    ) -> Option<(Shared, Access)> {
         self.members.shared_by(node, attempt, by_default)
     }
 
@@ -178,8 +184,12 @@ impl Job {
         match self.members.rollout_mut().mark_online(node, session, said, effects.now) {
             Reattach::Dispatch => self.dispatch(node, effects),
             Reattach::Start => self.record_start(node, effects),
-            // The terms may have changed while it was away.
-            Reattach::AtWork if self.members.limits_downloads() || open.is_some_and(|open| open.limited) => {
+            // The terms may have changed while it was away, or another cloudcore gave it keys that we don't know.
+            Reattach::AtWork
+                if self.members.limits_downloads()
+                    || self.members.has_unknown_keys(node)
+                    || open.is_some_and(|open| open.limited) =>
+            {
                 self.dispatch(node, effects);
             }
             // The controller cancels tasks of nodes that are not in progress.
@@ -245,6 +255,7 @@ impl Job {
         node: &NodeName,
         attempt: u32,
         outcome: &DispatchOutcome,
+        keys: Option<KeysSent>,
         effects: &mut Effects<'_>,
     ) {
         if !self.course.has_begun() {
@@ -260,7 +271,7 @@ impl Job {
             // The attempt is over.
             _ if !is_current => {}
             DispatchOutcome::Sent(session) | DispatchOutcome::SentWithoutKeys(session) => {
-                self.members.note_keys(node, matches!(outcome, DispatchOutcome::SentWithoutKeys(_)));
+                self.members.note_keys(node, keys);
                 let rollout = self.members.rollout_mut();
                 if rollout.mark_sent(node, *session) == Reattach::Dispatch {
                     self.dispatch(node, effects);

@@ -7,6 +7,7 @@ use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, OpenPhase};
 
 use super::{Action, Controller, DELETED, OVER, cancel};
 use crate::prepull::download::clock_of;
+use crate::shared::access::{Access, KeysSent};
 use crate::shared::in_hand::TaskInHand;
 use crate::shared::outcomes::DispatchOutcome;
 use crate::shared::session::{SessionEvent, SessionId};
@@ -40,7 +41,12 @@ impl Controller {
     }
 
     /// What a task shares, if the node carries it out or has done so, and its job shares layers within sites.
-    pub(crate) fn shared_by(&self, node: &NodeName, task: &TaskId, by_default: bool) -> Option<Shared> {
+    pub(crate) fn shared_by(
+        &self,
+        node: &NodeName,
+        task: &TaskId,
+        by_default: bool,
+    ) -> Option<(Shared, Access)> {
         self.jobs.get(&task.job)?.shared_by(node, task.attempt, by_default)
     }
 
@@ -123,8 +129,10 @@ impl Controller {
         node: &NodeName,
         attempt: u32,
         outcome: &DispatchOutcome,
+        keys: Option<KeysSent>,
     ) {
-        let known = self.change_job(uid, |job, effects| job.finish_dispatch(node, attempt, outcome, effects));
+        let known =
+            self.change_job(uid, |job, effects| job.finish_dispatch(node, attempt, outcome, keys, effects));
         let is_sent = matches!(outcome, DispatchOutcome::Sent(_) | DispatchOutcome::SentWithoutKeys(_));
         if !known && is_sent {
             // Deleted while the keys were being resolved.

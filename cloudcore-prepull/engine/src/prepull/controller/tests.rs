@@ -182,7 +182,8 @@ impl World {
                             DispatchOutcome::Sent(SessionId(self.sessions))
                         };
                         let (job, node, attempt) = (order.job.uid.clone(), order.node, order.attempt);
-                        self.controller.handle(Input::Dispatched { job, node, attempt, outcome }, self.now);
+                        self.controller
+                            .handle(Input::Dispatched { job, node, attempt, outcome, keys: None }, self.now);
                     }
                     Action::Write { job, version, content, .. } => {
                         self.writes += 1;

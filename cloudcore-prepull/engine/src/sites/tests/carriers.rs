@@ -184,6 +184,22 @@ fn carriers_divide_the_limit_of_a_site() {
 }
 
 #[test]
+fn a_sites_rate_is_divided_by_node() {
+    let mut story = Story::of(&["a", "b"]);
+    story.max_rate = NonZeroU64::new(900);
+    story.want("a", "1");
+    story.want("a", "2");
+    story.want("b", "3");
+    let mut heard = story.hear();
+    heard.sort();
+    assert_eq!(
+        heard,
+        ["a 1: carry at 225", "a 2: carry at 225", "b 3: carry at 450"],
+        "many claims gain nothing"
+    );
+}
+
+#[test]
 fn without_servers_all_nodes_download_at_once() {
     let mut story = Story::of(&["a?", "b?"]);
     story.want("a?", "1");

@@ -79,6 +79,17 @@ async fn a_pull_does_as_the_cloud_says_and_tells_what_becomes_of_it() {
     assert!(seek(&hub, "small", LEAST_SHARED - 1, 0, false).is_none());
 }
 
+#[tokio::test]
+async fn a_task_sent_again_repeats_its_wants() {
+    let hub = hub();
+    let _seeker = seek(&hub, "a", SIZE, 0, false).unwrap();
+    assert_eq!(heard(&hub).len(), 1);
+    hub.repeat(&TaskId { attempt: 2, ..task() });
+    assert_eq!(heard(&hub), []);
+    hub.repeat(&task());
+    assert_eq!(heard(&hub), [("a".to_owned(), BlobState::Wanted, 0)]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn without_a_word_from_the_cloud_a_pull_helps_itself() {
     let hub = hub();

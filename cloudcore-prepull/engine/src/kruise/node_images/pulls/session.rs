@@ -9,13 +9,32 @@ use super::{Pulls, publish_end};
 use crate::kruise::node_images::compact::CompactNodeImage;
 use crate::kruise::node_images::effects::NodeEffects;
 use crate::kruise::node_images::tag_pull::{State, TagPull, UNWANTED, is_of_node_image};
+use crate::shared::access::KeysSent;
 use crate::shared::outcomes::DispatchOutcome;
 use crate::shared::session::SessionId;
 
 impl Pulls {
-    pub(in super::super) fn images_of(&self, task: &TaskId) -> Option<Arc<str>> {
+    pub(in super::super) fn image_of(&self, task: &TaskId) -> Option<String> {
+        self.on_node(task).map(|pull| pull.tag.reference.to_string())
+    }
+
+    /// What entitles the node to the layers of a task.
+    pub(in super::super) fn entitlement(&self, task: &TaskId, object: &CompactNodeImage) -> Option<Arc<str>> {
+        let pull = self.on_node(task)?;
+        let (image, tag) = object.tag(&pull.key)?;
+        pull.entitlement(image, tag).map(Arc::from)
+    }
+
+    fn on_node(&self, task: &TaskId) -> Option<&TagPull> {
         let pull = self.pulls.values().find(|pull| pull.sent == *task)?;
-        matches!(pull.state(), State::OnNode).then(|| pull.tag.reference.to_string().into())
+        matches!(pull.state(), State::OnNode).then_some(pull)
+    }
+
+    /// The credentials that the task was sent with.
+    pub(in super::super) fn note_keys(&mut self, task: &TaskId, keys: Option<KeysSent>) {
+        if let Some(pull) = self.pulls.values_mut().find(|pull| pull.task == *task) {
+            pull.keys = keys;
+        }
     }
 
     /// The node has connected, and its ledger has these tasks.

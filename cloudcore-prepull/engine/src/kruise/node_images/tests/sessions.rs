@@ -68,7 +68,7 @@ fn an_unknown_nodes_result_is_acknowledged() {
 fn a_removed_tags_sent_dispatch_is_cancelled() {
     let (mut world, task) = pulling();
     let end = |world: &mut World, task: &TaskId, outcome| {
-        world.input(Input::Dispatched { node: node(), task: task.clone(), outcome });
+        world.input(Input::Dispatched { node: node(), task: task.clone(), outcome, keys: None });
         world.take_sent()
     };
     let unwanted = unwanted(&task);

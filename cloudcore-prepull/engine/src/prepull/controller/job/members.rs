@@ -14,6 +14,7 @@ use super::Nodes;
 use crate::prepull::plan::{self, NodePlan};
 use crate::prepull::rollout::{self, Rollout, Settings};
 use crate::prepull::validate::{DownloadPolicy, ValidatedJob};
+use crate::shared::access::{Access, KeysSent};
 use crate::shared::node_view::NodeView;
 use crate::sites::Shared;
 
@@ -32,8 +33,8 @@ pub(super) struct Members {
     /// What each node pulls. A node that is gone, or for which the overriders have become impossible, has no plan.
     plans: HashMap<NodeName, Arc<NodePlan>>,
     rollout: Rollout,
-    /// Nodes that got their tasks without the keys of some images.
-    without_keys: HashSet<NodeName>,
+    /// The keys that nodes got with their tasks since this process leads, where their images name secrets.
+    keys: HashMap<NodeName, KeysSent>,
     skipped: Vec<SkippedNode>,
     /// All nodes that were left out: after a restart more than `skipped` holds.
     skipped_total: u32,
@@ -55,7 +56,7 @@ impl Members {
         Self {
             job: None,
             plans: HashMap::new(),
-            without_keys: HashSet::new(),
+            keys: HashMap::new(),
             rollout: Rollout::new(Settings::default(), Vec::new()),
             skipped: Vec::new(),
             skipped_total: 0,
@@ -119,27 +120,45 @@ impl Members {
     }
 
     /// What the node's task shares, if the job shares layers within sites and the task is in progress or has succeeded.
-    pub(super) fn shared_by(&self, node: &NodeName, attempt: u32, by_default: bool) -> Option<Shared> {
+    pub(super) fn shared_by(
+        &self,
+        node: &NodeName,
+        attempt: u32,
+        by_default: bool,
+    ) -> Option<(Shared, Access)> {
         let job = self.job.as_ref().filter(|job| job.download.share.unwrap_or(by_default))?;
         let record = self.rollout.record(node).filter(|record| record.attempt == attempt)?;
         let has_succeeded = record.phase == NodePhase::Successful;
         if !has_succeeded && record.phase != NodePhase::InProgress {
             return None;
         }
-        let mut entitlement = self.plans.get(node)?.entitlement();
-        if self.without_keys.contains(node) {
-            entitlement.push_str("\nwithout keys");
-        }
-        Some(Shared { entitlement: entitlement.into(), max_rate: job.download.max_site_rate, has_succeeded })
+        let plan = self.plans.get(node)?;
+        let mut entitlement = plan.entitlement();
+        let access = match self.keys.get(node) {
+            _ if !plan.names_secrets() => Access::Open,
+            Some(KeysSent::All(keys)) => Access::Keys(*keys),
+            Some(KeysSent::Missing) => {
+                entitlement.push_str("\nwithout keys");
+                Access::Open
+            }
+            None if has_succeeded => Access::Ended,
+            None => Access::Awaited,
+        };
+        let (entitlement, max_rate) = (entitlement.into(), job.download.max_site_rate);
+        Some((Shared { entitlement, max_rate, has_succeeded }, access))
     }
 
-    /// Whether the cloud withheld keys from the present task of the node: it doesn't share with nodes that got them.
-    pub(super) fn note_keys(&mut self, node: &NodeName, are_withheld: bool) {
-        if are_withheld {
-            self.without_keys.insert(node.clone());
-        } else {
-            self.without_keys.remove(node);
+    /// Notes the keys of the present task of the node. A task that only looks brings none.
+    pub(super) fn note_keys(&mut self, node: &NodeName, keys: Option<KeysSent>) {
+        if let Some(keys) = keys {
+            self.keys.insert(node.clone(), keys);
         }
+    }
+
+    /// Whether the node's images name secrets, and an earlier leader sent the task.
+    pub(super) fn has_unknown_keys(&self, node: &NodeName) -> bool {
+        let names_secrets = self.plans.get(node).is_some_and(|plan| plan.names_secrets());
+        names_secrets && !self.keys.contains_key(node)
     }
 
     /// The references of a task that the node has not ended, and when the node started.

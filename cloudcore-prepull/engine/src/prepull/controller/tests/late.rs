@@ -15,7 +15,7 @@ fn reasons(world: &World) -> Vec<&str> {
 }
 
 fn dispatched(attempt: u32, outcome: DispatchOutcome) -> Input {
-    Input::Dispatched { job: task().job, node: "a".into(), attempt, outcome }
+    Input::Dispatched { job: task().job, node: "a".into(), attempt, outcome, keys: None }
 }
 
 fn sent(attempt: u32) -> Input {
