@@ -20,6 +20,7 @@ mod look;
 mod news;
 mod nodes;
 mod report;
+mod settings;
 mod site;
 mod sources;
 mod survey;
@@ -35,13 +36,13 @@ use jiff::Timestamp;
 use prepull_api::sites::{BlobState, Blobs, MAX_BLOBS, is_digest};
 use prepull_api::task::{JobUid, NodeName};
 use prepull_api::wire::Hello;
-use serde::{Deserialize, Serialize};
 
 use crate::shared::node_view::NodeView;
 use book::{BookId, Way};
 pub use look::{Direction, Directions};
-use nodes::Nodes;
+use nodes::{NodeId, Nodes};
 pub use report::{CarrierReport, SiteCounters, SiteEvent, SiteEventKind, SiteReport};
+pub use settings::{SITE_LABEL, SiteSettings};
 use site::{Site, Turn};
 
 /// Milliseconds since 1970.
@@ -70,46 +71,11 @@ const MAX_BOOKS_OF_NODE: usize = 1024;
 const MAX_HOLDERS: usize = 256;
 /// Most events that wait for the log: an attack shows in fewer.
 const MAX_EVENTS: usize = 256;
-/// Default budget of all sites in bytes: ten thousand boxes that share forty layers need half of it.
-const MEMORY_LIMIT: usize = 256 << 20;
 
 const NO_SITE: &str =
     "its Node has no label that says which site it is at (--site-label of cloudcore-prepull)";
 const NO_BOOK: &str = "its site has too many layers to track";
 pub(crate) const NOT_SHARED: &str = "the job does not share layers any more, or does not wait for the task";
-
-/// How nodes are grouped, and the defaults of jobs.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct SiteSettings {
-    /// The label of a Node whose value is its site.
-    pub label: String,
-    /// Whether NodeImages share, and jobs that don't set it.
-    pub share_by_default: bool,
-    /// Rough budget of all sites in bytes. Beyond it, new layers are not shared.
-    #[serde(default = "default_memory")]
-    pub memory: usize,
-}
-
-fn default_memory() -> usize {
-    MEMORY_LIMIT
-}
-
-impl SiteSettings {
-    /// The site of a Node with these labels. `None`: it has no site.
-    pub fn site_of<'a>(&self, labels: &'a BTreeMap<String, String>) -> Option<&'a str> {
-        labels.get(&self.label).map(String::as_str).filter(|site| !site.is_empty())
-    }
-}
-
-impl Default for SiteSettings {
-    fn default() -> Self {
-        Self { label: SITE_LABEL.to_owned(), share_by_default: false, memory: MEMORY_LIMIT }
-    }
-}
-
-/// The default label of a Node whose value is its site.
-pub const SITE_LABEL: &str = prepull_api::edges::SITE_LABEL;
 
 /// How a task shares its blobs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -257,10 +223,28 @@ impl Sites {
     }
 
     /// Takes in a node's report about the blobs of a task.
-    pub(crate) fn note(&mut self, node: &NodeName, shared: &Shared, news: Blobs, now: Timestamp) {
+    pub(crate) fn note(&mut self, node: &NodeName, shared: &Shared, mut news: Blobs, now: Timestamp) {
         let Some(id) = self.nodes.id(node).filter(|id| self.nodes[*id].is_online) else { return };
         let Some(name) = self.nodes[id].site.clone() else { return self.refuse(node, news, NO_SITE) };
         self.nodes[id].reads_streams = news.reads_streams;
+        loop {
+            news = self.note_within(id, &name, shared, news, now);
+            // The node is refused only if all of the memory is in use: what it can take of it has a bound of its own.
+            if news.blobs.is_empty() || !self.make_room(now.as_millisecond()) {
+                return self.refuse(node, news, NO_BOOK);
+            }
+        }
+    }
+
+    /// Takes in what fits into the memory. Returns the rest.
+    fn note_within(
+        &mut self,
+        id: NodeId,
+        name: &Arc<str>,
+        shared: &Shared,
+        news: Blobs,
+        now: Timestamp,
+    ) -> Blobs {
         let site = self
             .by_name
             .entry(name.clone())
@@ -269,7 +253,8 @@ impl Sites {
         let (task, budget) = (Arc::new(news.task.clone()), self.settings.memory);
         let Blobs { blobs, failures, .. } = news;
         let now = now.as_millisecond();
-        let refused = self.turn(&name, now, |turn| {
+        let mut too_many = Vec::new();
+        let rest = self.turn(name, now, |turn| {
             let entitlement = &shared.entitlement;
             let mut failed = Vec::new();
             for failure in failures.iter().take(MAX_BLOBS) {
@@ -279,7 +264,7 @@ impl Sites {
             for number in failed {
                 turn.set_way(number, id, Way::Wait);
             }
-            let mut refused = Vec::new();
+            let mut rest = Vec::new();
             for blob in blobs.into_iter().take(MAX_BLOBS).filter(|blob| is_digest(&blob.digest)) {
                 let digest = blob.digest.as_str().into();
                 let book = BookId { entitlement: entitlement.clone(), digest, size: blob.size };
@@ -287,8 +272,8 @@ impl Sites {
                 if blob.state == BlobState::Dropped && known.is_none() {
                     continue;
                 }
-                if known.is_none() && *turn.bytes >= budget && !turn.make_room() {
-                    refused.push(blob);
+                if known.is_none() && *turn.bytes >= budget {
+                    rest.push(blob);
                     continue;
                 }
                 let number = known.unwrap_or_else(|| turn.add_book(book));
@@ -297,16 +282,22 @@ impl Sites {
                     turn.part(number, id);
                 } else {
                     turn.event(id, &blob.digest, SiteEventKind::TooManyBlobs);
-                    refused.push(blob);
+                    too_many.push(blob);
                 }
                 turn.settle(number);
             }
-            refused
+            rest
         });
-        let refused = refused.unwrap_or_default();
-        let news =
-            Blobs { task: (*task).clone(), blobs: refused, failures: Vec::new(), reads_streams: false };
-        self.refuse(node, news, NO_BOOK);
+        let of = |blobs| Blobs { task: (*task).clone(), blobs, failures: Vec::new(), reads_streams: false };
+        let node = self.nodes[id].name.clone();
+        self.refuse(&node, of(too_many), NO_BOOK);
+        of(rest.unwrap_or_default())
+    }
+
+    /// Forgets the blob that no node wanted for the longest time, of any site.
+    fn make_room(&mut self, now: Time) -> bool {
+        let oldest = self.idle.first().map(|(_, name)| name.clone());
+        oldest.and_then(|name| self.turn(&name, now, |turn| turn.make_room())).unwrap_or(false)
     }
 
     /// A task of the node has succeeded: it has all of the task's blobs.
@@ -355,9 +346,7 @@ impl Sites {
     /// The directions that are due.
     pub(crate) fn flush(&mut self, now: Timestamp) -> Vec<Directions> {
         let (mut told, now) = (std::mem::take(&mut self.refusals), now.as_millisecond());
-        while let Some((_, name)) = self.idle.first().filter(|(since, _)| since + MEMORY <= now).cloned() {
-            self.turn(&name, now, |turn| _ = turn.make_room());
-        }
+        while self.idle.first().is_some_and(|(since, _)| since + MEMORY <= now) && self.make_room(now) {}
         while let Some((_, name)) = self.due.first().filter(|(at, _)| *at <= now).cloned() {
             self.turn(&name, now, |turn| turn.look(&mut told));
         }

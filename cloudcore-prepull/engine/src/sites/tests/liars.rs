@@ -39,6 +39,26 @@ fn relabelling_leaves_nothing_behind() {
 }
 
 #[test]
+fn a_full_memory_forgets_the_oldest_idle_blob() {
+    let mut story = Story::of(&["a", "b"]);
+    story.place("b", "ship");
+    story.have("b", "1");
+    story.hear_in(1);
+    story.have("a", "2");
+    story.hear_in(1);
+    story.sites.settings.memory = story.sites.bytes;
+    story.want("a", "3");
+    assert_eq!(story.hear_in(2), ["a 3: carry"]);
+    let names: Vec<_> = story.sites.by_name.keys().map(|name| &**name).collect();
+    assert_eq!(names, ["factory"], "it is of another site");
+    assert_eq!(story.sites.by_name["factory"].books.len(), 2, "no more than needed");
+    story.sites.settings.memory = 0;
+    story.want("b", "4");
+    assert_eq!(story.hear_in(2), ["b 4: alone: its site has"]);
+    assert_eq!(story.sites.by_name["factory"].books.len(), 1, "the rest is in use");
+}
+
+#[test]
 fn nonsense_in_reports_harms_nothing() {
     let mut story = Story::of(&["a", "b"]);
     story.want("a", "1");
@@ -159,5 +179,5 @@ fn a_look_is_bounded_and_short() {
         assert!(told <= 10_000, "{told}");
         story.now = story.now.saturating_add(Duration::from_millis(100)).unwrap();
     }
-    assert!(story.sites.bytes() < MEMORY_LIMIT, "{}", story.sites.bytes());
+    assert!(story.sites.bytes() < story.sites.settings.memory, "{}", story.sites.bytes());
 }

@@ -107,7 +107,7 @@ impl World {
                 |seeker: &&book::Seeker| matches!(&seeker.way, Way::Registry(of) if of.alone.is_empty());
             assert!(book.seekers.values().filter(is_carrier).count() <= 1, "two carriers");
         }
-        assert!(self.sites.bytes() <= MEMORY_LIMIT);
+        assert!(self.sites.bytes() <= self.sites.settings().memory);
     }
 
     pub(super) fn obey(&mut self, node: usize, blob: usize, direction: &Direction) {
