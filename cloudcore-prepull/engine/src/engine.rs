@@ -248,6 +248,11 @@ impl Engine {
         self.sites.reports(now)
     }
 
+    /// What one site does right now.
+    pub fn site_report(&self, site: &str, now: Timestamp) -> Option<SiteReport> {
+        self.sites.report_of(site, now)
+    }
+
     /// What nodes of sites did that an operator may want to know, since the last call.
     pub fn take_site_events(&mut self) -> Vec<SiteEvent> {
         self.sites.take_events()

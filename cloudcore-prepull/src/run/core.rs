@@ -224,7 +224,10 @@ impl Core {
                 let _ = answer.send(listed);
             }
             Ask::Sites(query, answer) => {
-                let items = sites::list(self.engine.site_reports(now), &query);
+                let items = match &query.site {
+                    Some(site) => sites::describe_one(self.engine.site_report(site, now)),
+                    None => sites::describe_all(self.engine.site_reports(now)),
+                };
                 let known_since = Time(self.known_since);
                 let _ = answer.send(SiteList { items, known_since, site_label: self.sites.label.clone() });
             }

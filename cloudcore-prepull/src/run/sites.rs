@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use prepull_api::edges::sites::{Site, SiteDownload, SiteQuery};
+use prepull_api::edges::sites::{Site, SiteDownload};
 use prepull_engine::prepull::plan::may_kubelet_set;
 use prepull_engine::shared::pacing::TokenBucket;
 use prepull_engine::sites::{SiteEvent, SiteEventKind, SiteReport, SiteSettings};
@@ -91,11 +91,14 @@ impl SiteLog {
     }
 }
 
-/// The sites that are asked for: all without their downloads, or one with them.
-pub(super) fn list(reports: Vec<SiteReport>, query: &SiteQuery) -> Vec<Site> {
-    let wanted =
-        reports.into_iter().filter(|report| query.site.as_ref().is_none_or(|site| *site == report.site));
-    wanted.map(|report| describe(report, query.site.is_some())).collect()
+/// Sites without their downloads.
+pub(super) fn describe_all(reports: Vec<SiteReport>) -> Vec<Site> {
+    reports.into_iter().map(|report| describe(report, false)).collect()
+}
+
+/// A site with its downloads.
+pub(super) fn describe_one(report: Option<SiteReport>) -> Vec<Site> {
+    report.into_iter().map(|report| describe(report, true)).collect()
 }
 
 fn describe(report: SiteReport, with_downloads: bool) -> Site {

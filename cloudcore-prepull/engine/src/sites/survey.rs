@@ -23,6 +23,11 @@ impl Sites {
         reports
     }
 
+    /// One site, also one that the list has no place for.
+    pub(crate) fn report_of(&self, site: &str, now: Timestamp) -> Option<SiteReport> {
+        self.by_name.get(site).map(|site| self.report(site, now))
+    }
+
     fn report(&self, site: &Site, now: Timestamp) -> SiteReport {
         let carrier = |(node, number): &(NodeId, u32)| {
             let book = site.books.get(number)?;
