@@ -2,52 +2,115 @@
 
 mod table;
 
+use std::time::Duration;
+
 use clap::Args;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use jiff::Timestamp;
-use prepull_api::edges::sites::SiteQuery;
+use prepull_api::edges::sites::{SiteList, SiteQuery};
 
 use crate::cluster::Cluster;
 use crate::edges::{SystemArgs, sites};
 use crate::output::{Output, print, print_object};
-use crate::screen::tame;
+use crate::problem;
+use crate::progress::follow::bounded;
+use crate::screen::{Screen, tame};
 use crate::session::{Ended, Session};
+
+/// How often --watch asks the leader: a question takes it some milliseconds.
+const INTERVAL: Duration = Duration::from_secs(2);
 
 /// The arguments of `sites`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   kubectl prepull sites
-  kubectl prepull sites store-17
+  kubectl prepull sites store-17 --watch
   kubectl prepull sites -o json | jq '.items[] | select(.leasesLost > 0) | .name'
 
 The busiest sites come first, at most a thousand. UPLINK is what nodes download over the uplink of their site now, and SHARED
 what they got from neighbours since the leader began to lead, both as the nodes say. LOST are downloads that were given to
-another node, because they made too little progress. With SITE each download over its uplink is listed.")]
+another node, because they made too little progress. With SITE each download over its uplink is listed.
+
+On a terminal --watch shows a table that moves, elsewhere a table for each change, with -o json a document for each change.
+
+Exit status: 0; with --watch 3 after --timeout, 130 after Ctrl-C.")]
 pub(crate) struct SitesArgs {
     /// List the downloads over the uplink of this site.
     #[arg(value_name = "SITE")]
     site: Option<String>,
+    /// Go on and show what changes.
+    #[arg(short, long)]
+    watch: bool,
+    /// Watch for at most this time.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, requires = "watch")]
+    timeout: Option<Duration>,
     #[command(flatten)]
     system: SystemArgs,
 }
 
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &SitesArgs) -> anyhow::Result<Ended> {
-    let list = sites(cluster, &args.system, &SiteQuery { site: args.site.clone() }).await?;
+    let list = read(cluster, args).await?;
+    if args.watch {
+        return bounded(watch(session, cluster, args, list), args.timeout).await;
+    }
+    show(session, args, &list)?;
+    Ok(Ended::Done)
+}
+
+async fn read(cluster: &Cluster, args: &SitesArgs) -> anyhow::Result<SiteList> {
+    sites(cluster, &args.system, &SiteQuery { site: args.site.clone() }).await
+}
+
+fn show(session: &Session, args: &SitesArgs, list: &SiteList) -> anyhow::Result<()> {
     let output = session.global.output;
-    match output.and_then(Output::format) {
-        Some(format) => print_object(&list, format)?,
-        None if output == Some(Output::Name) => {
-            let names: Vec<_> =
-                list.items.iter().map(|site| format!("site/{}\n", tame(&site.name))).collect();
-            print(&names.concat())?;
+    if let Some(format) = output.and_then(Output::format) {
+        return print_object(list, format);
+    }
+    if output == Some(Output::Name) {
+        let names: Vec<_> = list.items.iter().map(|site| format!("site/{}\n", tame(&site.name))).collect();
+        return print(&names.concat());
+    }
+    print(&text(session, args, list, session.screen))
+}
+
+fn text(session: &Session, args: &SitesArgs, list: &SiteList, screen: Screen) -> String {
+    let is_wide = session.global.output == Some(Output::Wide);
+    table::render(list, args.site.is_some(), screen, is_wide, Timestamp::now())
+}
+
+/// Shows the sites until the person stops it.
+async fn watch(
+    session: &Session,
+    cluster: &Cluster,
+    args: &SitesArgs,
+    mut list: SiteList,
+) -> anyhow::Result<Ended> {
+    let moves = session.screen.is_terminal && matches!(session.global.output, None | Some(Output::Wide));
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stdout());
+    bar.set_style(ProgressStyle::with_template("{msg}").unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let (mut shown, mut is_lost) = (None, false);
+    loop {
+        if moves {
+            // The person may have changed the size of the window.
+            let text = text(session, args, &list, Screen::of_stdout(session.global.no_color));
+            let lost = if is_lost { "\ntrying again: the leader doesn't answer" } else { "" };
+            bar.set_message(format!("{}{lost}", text.trim_end()));
+            bar.tick();
+        } else if shown.as_ref() != Some(&list) {
+            show(session, args, &list)?;
+            shown = Some(list.clone());
         }
-        None => {
-            let is_wide = output == Some(Output::Wide);
-            let with_downloads = args.site.is_some();
-            print(&table::render(&list, with_downloads, session.screen, is_wide, Timestamp::now()))?;
+        tokio::time::sleep(INTERVAL).await;
+        match read(cluster, args).await {
+            Ok(new) => (list, is_lost) = (new, false),
+            Err(error) => {
+                if !std::mem::replace(&mut is_lost, true) && !moves {
+                    problem::note(&format!("trying again: {}", problem::text(&error)));
+                }
+            }
         }
     }
-    Ok(Ended::Done)
 }
 
 #[cfg(test)]
