@@ -10,7 +10,6 @@ use std::time::Duration;
 use prepull_api::sites::{BlobNews, PeerDoor, PeerFailure, PeerFault};
 use prepull_api::task::{JobUid, TaskId};
 
-use super::nodes::NodeId;
 use super::*;
 
 const MIB: u64 = 1 << 20;
