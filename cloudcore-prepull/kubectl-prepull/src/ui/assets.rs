@@ -15,6 +15,7 @@ pub(crate) fn asset(name: &str) -> Option<(&'static str, &'static str)> {
         "job.js" => (SCRIPT, include_str!("assets/job.js")),
         "jobs.js" => (SCRIPT, include_str!("assets/jobs.js")),
         "live.js" => (SCRIPT, include_str!("assets/live.js")),
+        "sites.js" => (SCRIPT, include_str!("assets/sites.js")),
         _ => return None,
     })
 }
@@ -41,8 +42,17 @@ mod tests {
             waiting.extend(named.filter(|name| !seen.contains(name)));
             seen.push(name);
         }
-        for name in ["chart.js", "detail.js", "dom.js", "edges.js", "grid.js", "job.js", "jobs.js", "live.js"]
-        {
+        for name in [
+            "chart.js",
+            "detail.js",
+            "dom.js",
+            "edges.js",
+            "grid.js",
+            "job.js",
+            "jobs.js",
+            "live.js",
+            "sites.js",
+        ] {
             assert!(seen.iter().any(|seen| seen == name), "{name} is not used");
         }
     }

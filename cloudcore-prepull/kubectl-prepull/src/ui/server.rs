@@ -14,6 +14,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use futures::TryStreamExt;
 use prepull_api::edges::EdgeQuery;
+use prepull_api::edges::sites::SiteQuery;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -64,6 +65,7 @@ pub(crate) fn router(page: Arc<Page>) -> Router {
         .route("/{token}/events/{job}", get(events_of_job))
         .route("/{token}/groups", get(groups))
         .route("/{token}/edges", get(all_edges))
+        .route("/{token}/sites", get(sites))
         .route("/{token}/leader", get(leader))
         .route("/{token}/may", get(may))
         .route("/{token}/act/{job}/{verb}", post(act))
@@ -182,6 +184,17 @@ async fn all_edges(State(page): State<Arc<Page>>) -> Answer {
         Ok(edges)
     });
     answer(&page, listed.await.map(|edges| json!({ "edges": edges })))
+}
+
+#[derive(Deserialize)]
+struct OneSite {
+    site: Option<String>,
+}
+
+/// The sites that share layers, or one of them with its downloads.
+async fn sites(State(page): State<Arc<Page>>, Query(OneSite { site }): Query<OneSite>) -> Answer {
+    let list = edges::sites(&page.cluster, &page.system, &SiteQuery { site }).await;
+    answer(&page, list.map(|list| json!(list)))
 }
 
 /// Since when there is the leader of now; null where the person may not know.

@@ -5,6 +5,7 @@ import { Edges } from "./edges.js";
 import { Job } from "./job.js";
 import { Jobs } from "./jobs.js";
 import { follow } from "./live.js";
+import { Sites } from "./sites.js";
 
 const main = document.getElementById("main");
 const connection = document.getElementById("connection");
@@ -31,9 +32,12 @@ function route() {
   const [, first, name] = location.hash.split("/").map(decodeURIComponent);
   if (first === "job" && name) view = new Job(name, jobs, lost, complain);
   else if (first === "edges") view = new Edges(complain);
+  else if (first === "sites") view = new Sites(name);
   else view = list;
   main.replaceChildren(view.element);
-  for (const [id, on] of [["nav-jobs", first !== "edges"], ["nav-edges", first === "edges"]]) {
+  const place = first === "edges" || first === "sites" ? first : "jobs";
+  for (const id of ["nav-jobs", "nav-edges", "nav-sites"]) {
+    const on = id === `nav-${place}`;
     const link = document.getElementById(id);
     if (on) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
