@@ -2,8 +2,11 @@
 
 use http::Request;
 use kube::Client;
+use prepull_api::crd::download::DownloadSpec;
 use prepull_api::edges::{Edge, EdgeList, EdgeQuery, SERVICE};
 use prepull_api::selector::Selector;
+use prepull_api::sites::{BlobNews, BlobState, Blobs};
+use prepull_api::wire::{CloudMessage, EdgeMessage};
 use prepull_e2e::cluster::NAMESPACE;
 use prepull_e2e::prelude::*;
 use prepull_e2e::services::{apply_edges, pod, serve_by};
@@ -148,5 +151,53 @@ async fn only_readers_of_edges_see_them() -> Result<()> {
         ensure!(seen.len() == 2 && seen.iter().all(|edge| edge.version.is_some()), "{gone:?}");
         Ok(())
     })
-    .await
+    .await?;
+    a_site_is_shown(&cluster, &second, &page).await
+}
+
+/// A node that downloads a layer for its site is on the page, also of a phone, and in the terminal.
+async fn a_site_is_shown(cluster: &Cluster, leader: &Cloud, page: &Page) -> Result<()> {
+    const PHONE: (u32, u32) = (390, 844);
+    let browser = page.opened_at(PHONE.0, PHONE.1).await?;
+    browser.click("Sites").await?;
+    browser
+        .says("No site shares layers now. The site of a Node is its label topology.kubernetes.io/zone")
+        .await?;
+    cluster
+        .node("edge-shop")
+        .edge()
+        .ready()
+        .label("topology.kubernetes.io/zone", "store-17")
+        .create()
+        .await?;
+    let mut edge = Intruder::of(cluster, leader, "edge-shop").await?.open_session().await?;
+    let job = cluster.job("shared").images(["registry.invalid/a:1"]).on(["edge-shop"]).spec(|spec| {
+        spec.download = Some(DownloadSpec { share_within_site: Some(true), ..DownloadSpec::default() });
+    });
+    let _job = job.apply().await?;
+    let task = loop {
+        if let CloudMessage::Assign(assign) = edge.receive().await? {
+            break assign.task.id;
+        }
+    };
+    let says = |state, done| {
+        let digest = format!("sha256:{}", "0123456789abcdef".repeat(4));
+        let blobs = vec![BlobNews { digest, size: 10 * MIB, state, done }];
+        EdgeMessage::Blobs(Blobs { task: task.clone(), blobs, failures: Vec::new(), reads_streams: true })
+    };
+    edge.send_message(&says(BlobState::Wanted, 0)).await?;
+    while !matches!(edge.receive().await?, CloudMessage::Sources(_)) {}
+    edge.send_message(&says(BlobState::Carrying, 3 * MIB)).await?;
+    browser.click("store-17").await?;
+    for text in ["Downloads over its uplink now", "edge-shop", "3.0 MiB of 10.0 MiB", "for its site"] {
+        browser.says(text).await?;
+    }
+    let width: u32 = browser.run("document.documentElement.scrollWidth").await?;
+    ensure!(width <= PHONE.0, "the page is {width} pixels wide");
+    picture(&browser, "site-phone").await?;
+    let complaints = browser.complaints().await?;
+    ensure!(complaints.is_empty(), "{complaints:#?}");
+    let person = Person::new(cluster.kubeconfig());
+    person.runs("sites store-17 --watch --timeout 3s").await?.is(3, &["store-17", "edge-shop"])?;
+    Ok(())
 }

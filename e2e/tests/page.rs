@@ -24,7 +24,12 @@ impl Page {
 
     /// The page in a browser.
     pub(crate) async fn opened(&self) -> Result<Browser> {
-        let browser = Browser::start(1280, 900).await?;
+        self.opened_at(1280, 900).await
+    }
+
+    /// The page in a window of this size.
+    pub(crate) async fn opened_at(&self, width: u32, height: u32) -> Result<Browser> {
+        let browser = Browser::start(width, height).await?;
         browser.prefer("light").await?;
         browser.open(self.0.url()).await?;
         Ok(browser)
@@ -173,6 +178,9 @@ subjects: [{kind: User, name: jane, apiGroup: rbac.authorization.k8s.io}]
         .run("[...document.querySelectorAll('.buttons button')].filter((button) => button.offsetParent).map((button) => button.textContent)")
         .await?;
     ensure!(buttons.is_empty(), "{buttons:?}");
+    browser.click("Sites").await?;
+    browser.says("The sites can't be shown: user jane lacks a right").await?;
+    browser.click("Jobs").await?;
 
     // A user without even the right to view gets no page, and learns which right is missing.
     let ann = Person::new(&cluster.kubeconfig_as("ann")?);

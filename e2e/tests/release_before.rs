@@ -16,6 +16,7 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use serde_json::{Value, json};
 
+use prepull_e2e::boxes::{Order, SERVING};
 use prepull_e2e::prelude::*;
 use tokio_tungstenite::tungstenite::Message;
 
@@ -302,6 +303,35 @@ async fn an_older_agent_ignores_new_fields() -> Result<()> {
     assert_eq!(status.node("edge-1").map(|node| node.attempt), Some(1));
     ensure!(node.has_image(&reference).await?);
     node.forgets_all_tasks().await
+}
+
+#[tokio::test]
+#[ignore = "needs the programs of an earlier release in the directory PREPULL_E2E_BEFORE"]
+async fn an_older_agent_shares_a_site() -> Result<()> {
+    const LIMIT: Duration = Duration::from_secs(150);
+    let dir = std::env::var_os("PREPULL_E2E_BEFORE").context("PREPULL_E2E_BEFORE is not set")?;
+    let plan = Plan {
+        boxes: 3,
+        uplink: Uplink::of(100_000_000),
+        layers: vec![6 * MIB, 4 * MIB],
+        agent: vec![SERVING.to_owned()],
+        cloud: Vec::new(),
+    };
+    let mut boxes = Boxes::start(&plan).await?;
+    boxes.all[0].node.replace_agent(Some(Path::new(&dir)))?;
+    boxes.all[0].node.is_connected().await?;
+    let order = Order { share: true, ..Order::new("mixed", boxes.names(3), LIMIT) };
+    let (row, _) = Run::of(&boxes, &order).await?.finish(&boxes, "mixed", None).await?;
+    let image = boxes.image_bytes()?;
+    ensure!(row.down < image * 3 / 2, "the uplink has carried {} bytes for an image of {image}", row.down);
+    for node in boxes.all.iter().map(|found| &found.node) {
+        ensure!(node.has_image(&boxes.reference).await?, "{} has no image", node.name());
+    }
+    let reports = boxes.cluster.existing_job("mixed").reports().await?;
+    let nodes = reports.iter().flat_map(|report| &report.body.node_status);
+    let images: Vec<_> = nodes.flat_map(|node| &node.image_status).collect();
+    ensure!(images.iter().all(|image| image.unshared_reason.is_empty()), "{images:?}");
+    Ok(())
 }
 
 #[tokio::test]

@@ -4,7 +4,12 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use prepull_api::crd::download::DownloadSpec;
+use prepull_api::credentials::ALLOW;
+use prepull_api::sites::{BlobNews, BlobState, Blobs, From, PeerDoor};
+use prepull_api::task::TaskId;
+use prepull_api::wire::{CloudMessage, EdgeMessage, Hello};
 use prepull_e2e::boxes::SERVING;
+use prepull_e2e::intruder::Wire;
 use prepull_e2e::prelude::*;
 use serde_json::json;
 
@@ -142,5 +147,56 @@ async fn a_running_job_is_throttled_at_once() -> Result<()> {
     ensure!((SITE_RATE..most).contains(&bytes), "{bytes} bytes in {AT_ONCE:?}");
     job.patch_spec(json!({"download": null})).await?;
     job.completes().await?;
+    Ok(())
+}
+
+/// A node that speaks as an agent with an open port does. Returns its session and the task that it gets.
+async fn speaker(cluster: &Cluster, cloud: &Cloud, name: &str) -> Result<(Wire, TaskId)> {
+    let mut session = Intruder::of(cluster, cloud, name).await?.open_websocket().await?;
+    let peer = Some(PeerDoor { addresses: vec!["127.0.0.1:9".to_owned()], streams: false });
+    session.send_message(&EdgeMessage::Hello(Box::new(Hello { peer, ..Hello::default() }))).await?;
+    loop {
+        if let CloudMessage::Assign(assign) = session.receive().await? {
+            return Ok((session, assign.task.id));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_box_without_the_secret_reads_no_layer() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let cloud = Cloud::start(&cluster).requires_consent().arg("--share-within-site").await?;
+    cluster.registry_secret("bank", "harbor", &[("registry.example", "alice", "secret")]).await?;
+    cluster.annotate_secret("bank", "harbor", ALLOW, Some("release")).await?;
+    for node in ["edge-1", "edge-2", "edge-3"] {
+        cluster.node(node).edge().ready().label("topology.kubernetes.io/zone", "store-1").create().await?;
+    }
+    let job = |name: &str, nodes: &[&str]| {
+        cluster.job(name).images(["registry.example/private:v1"]).secret("bank/harbor").on(nodes)
+    };
+    let _release = job("release", &["edge-1", "edge-2"]).concurrency(2).apply().await?;
+    let _theft = job("theft", &["edge-3"]).apply().await?;
+    let (mut holder, task) = speaker(&cluster, &cloud, "edge-1").await?;
+    let news = |task: &TaskId, state| {
+        let blob = BlobNews { digest: format!("sha256:{}", "0a".repeat(32)), size: MIB, state, done: 0 };
+        let (task, blobs) = (task.clone(), vec![blob]);
+        EdgeMessage::Blobs(Blobs { task, blobs, failures: Vec::new(), reads_streams: false })
+    };
+    holder.send_message(&news(&task, BlobState::Here)).await?;
+    for (node, expected) in [("edge-3", None), ("edge-2", Some("edge-1"))] {
+        let (mut reader, task) = speaker(&cluster, &cloud, node).await?;
+        reader.send_message(&news(&task, BlobState::Wanted)).await?;
+        let source = loop {
+            let CloudMessage::Sources(sources) = reader.receive().await? else { continue };
+            match sources.blobs.into_iter().next().map(|blob| blob.from) {
+                Some(From::Peers { peers }) => {
+                    break Some(peers.first().context("no peer")?.node.to_string());
+                }
+                Some(From::Registry { .. }) => break None,
+                Some(From::Wait) | None => {}
+            }
+        };
+        assert_eq!(source.as_deref(), expected, "the source of {node}");
+    }
     Ok(())
 }
