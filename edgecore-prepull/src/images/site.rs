@@ -12,11 +12,12 @@
 mod arrivals;
 pub(crate) mod client;
 mod hub;
+mod order;
 mod seeker;
 pub(crate) mod server;
 mod tickets;
 mod turns;
 
 pub(crate) use arrivals::Arriving;
-pub(crate) use hub::{Hub, Sought};
-pub(crate) use seeker::{Seeker, Way};
+pub(crate) use hub::Hub;
+pub(crate) use seeker::{Seeker, Sought, Way};

@@ -11,7 +11,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep};
 
 use super::arrivals::Arrivals;
-use super::seeker::{Late, Order, Seeker};
+use super::order::Order;
 use super::tickets::TicketKeys;
 use crate::clock::CloudClock;
 use crate::cloud::tunnel::Link;
@@ -25,23 +25,6 @@ const REMEMBERED: usize = 1024;
 /// Most messages about blobs that nobody seeks any more, and about failures, that wait for the link.
 const WAITING: usize = 1024;
 
-/// The patience of a pull that must not help itself: longer than any task.
-const UNLIMITED: Duration = Duration::from_secs(365 * 24 * 3600);
-
-/// A blob that a pull wants.
-#[derive(Clone, Debug)]
-pub(crate) struct Sought<'a> {
-    pub(crate) task: &'a TaskId,
-    pub(crate) digest: &'a str,
-    pub(crate) size: u64,
-    /// Bytes that are there.
-    pub(crate) done: u64,
-    /// Whether the site has a limit, so that the pull must not help itself just because the cloud is silent.
-    pub(crate) site_limited: bool,
-    /// When the pull fails. After half of the time until then it helps itself.
-    pub(crate) deadline: Option<Instant>,
-}
-
 /// A blob of a task.
 pub(super) type Key = (TaskId, String);
 
@@ -51,7 +34,7 @@ pub(crate) struct Hub {
     state: Mutex<State>,
     news: Notify,
     /// How long a pull waits without a word from the cloud until it downloads for itself.
-    patience: Duration,
+    pub(super) patience: Duration,
     pub(super) keys: TicketKeys,
     pub(crate) arrivals: Arc<Arrivals>,
     pub(super) clock: Arc<CloudClock>,
@@ -75,7 +58,7 @@ pub(super) struct Want {
     pub(super) size: u64,
     pub(super) done: u64,
     /// What was told last, to see whether there is anything new.
-    told: u64,
+    pub(super) told: u64,
     pub(super) state: BlobState,
     pub(super) order: watch::Sender<Order>,
 }
@@ -86,28 +69,12 @@ impl Hub {
         Self { state, news, patience, keys, arrivals, clock }
     }
 
-    /// Asks the cloud where to get a blob of a task, until the seeker is dropped. `None`: it's too small.
-    pub(crate) fn seek(self: &Arc<Self>, sought: &Sought<'_>) -> Option<Seeker> {
-        let &Sought { task, digest, size, done, site_limited, deadline } = sought;
-        if size < LEAST_SHARED {
-            return None;
-        }
-        let key = (task.clone(), digest.to_owned());
-        let order = watch::Sender::new(Order { from: None, heard: Instant::now() });
-        let receiver = order.subscribe();
-        let want = Want { size, done, told: done, state: BlobState::Wanted, order };
+    /// Wants a blob until [`Self::end`].
+    pub(super) fn want(&self, key: Key, want: Want) {
         self.change(|state| {
-            state.wants.insert(key.clone(), want);
             state.changed.insert(key.clone());
+            state.wants.insert(key, want);
         });
-        let patience = if site_limited { UNLIMITED } else { self.patience };
-        Some(Seeker::new(
-            Arc::clone(self),
-            key,
-            receiver,
-            patience,
-            deadline.map(|end| Late::new(end, size, done)),
-        ))
     }
 
     /// Whether a pull of this node seeks a blob.

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use prepull_api::sites::{BlobState, From, Peer, PeerFailure, PeerFault, split_ticket};
-use prepull_api::task::NodeName;
+use prepull_api::sites::{BlobState, From, LEAST_SHARED, Peer, PeerFailure, PeerFault, split_ticket};
+use prepull_api::task::{NodeName, TaskId};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::hub::{Hub, Key};
+use super::hub::{Hub, Key, Want};
+use super::order::Order;
 use crate::images::rate::Bucket;
 
 /// Interval of looking whether a pull will be late, or a ticket has expired.
@@ -18,29 +19,21 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Why a pull helps itself in its second half.
 const LATE: &str = "half of its time was over, and at the pace so far it would have been late";
 
-/// What the cloud has said of a blob.
-#[derive(Clone, Debug)]
-pub(super) struct Order {
-    /// The last word about it.
-    pub(super) from: Option<From>,
-    /// When the cloud was last heard about the task.
-    pub(super) heard: Instant,
-}
+/// The patience of a pull that must not help itself: longer than any task.
+const UNLIMITED: Duration = Duration::from_secs(365 * 24 * 3600);
 
-impl Order {
-    /// Takes in what the cloud says. Returns whether it is something else: what is under way must not be broken off for a
-    /// repetition.
-    pub(super) fn replace(&mut self, from: From, now: Instant) -> bool {
-        let is_same = match (&self.from, &from) {
-            (Some(From::Registry { .. }), From::Registry { .. }) | (Some(From::Wait), From::Wait) => true,
-            (Some(From::Peers { peers: before }), From::Peers { peers: after }) => {
-                before.first().map(|peer| &peer.node) == after.first().map(|peer| &peer.node)
-            }
-            _ => false,
-        };
-        *self = Self { from: Some(from), heard: now };
-        !is_same
-    }
+/// A blob that a pull wants.
+#[derive(Clone, Debug)]
+pub(crate) struct Sought<'a> {
+    pub(crate) task: &'a TaskId,
+    pub(crate) digest: &'a str,
+    pub(crate) size: u64,
+    /// Bytes that are there.
+    pub(crate) done: u64,
+    /// Whether the site has a limit, so that the pull must not help itself just because the cloud is silent.
+    pub(crate) site_limited: bool,
+    /// When the pull fails. After half of the time until then it helps itself.
+    pub(crate) deadline: Option<Instant>,
 }
 
 /// Where to get a blob from.
@@ -54,7 +47,7 @@ pub(crate) enum Way {
 
 /// The time of a pull. Once half of it is over, the pull helps itself, unless it will be in time anyway.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Late {
+struct Late {
     begin: Instant,
     end: Instant,
     size: u64,
@@ -62,7 +55,7 @@ pub(super) struct Late {
 }
 
 impl Late {
-    pub(super) fn new(end: Instant, size: u64, had: u64) -> Self {
+    fn new(end: Instant, size: u64, had: u64) -> Self {
         Self { begin: Instant::now(), end, size, had }
     }
 
@@ -92,19 +85,33 @@ pub(crate) struct Seeker {
     is_here: bool,
 }
 
-impl Seeker {
-    pub(super) fn new(
-        hub: Arc<Hub>,
-        key: Key,
-        order: watch::Receiver<Order>,
-        patience: Duration,
-        late: Option<Late>,
-    ) -> Self {
-        let (since, bucket) = (Instant::now(), Bucket::new(None));
-        let done = AtomicU64::new(late.map_or(0, |late| late.had));
-        Self { hub, key, order, since, patience, late, done, alone: None, bucket, is_here: false }
+impl Hub {
+    /// Asks the cloud where to get a blob of a task, until the seeker is dropped. `None`: it's too small.
+    pub(crate) fn seek(self: &Arc<Self>, sought: &Sought<'_>) -> Option<Seeker> {
+        let &Sought { task, digest, size, done, site_limited, deadline } = sought;
+        if size < LEAST_SHARED {
+            return None;
+        }
+        let key = (task.clone(), digest.to_owned());
+        let since = Instant::now();
+        let (order, receiver) = watch::channel(Order { from: None, heard: since });
+        self.want(key.clone(), Want { size, done, told: done, state: BlobState::Wanted, order });
+        Some(Seeker {
+            hub: Arc::clone(self),
+            key,
+            order: receiver,
+            since,
+            patience: if site_limited { UNLIMITED } else { self.patience },
+            late: deadline.map(|end| Late::new(end, size, done)),
+            done: AtomicU64::new(done),
+            alone: None,
+            bucket: Bucket::new(None),
+            is_here: false,
+        })
     }
+}
 
+impl Seeker {
     /// Takes bytes that have arrived from the registry, and returns when the site's limit has allowed them. `whole` is that
     /// limit: a pull that helps itself has no part of it from the cloud.
     pub(crate) async fn take(&self, bytes: usize, whole: Option<&Bucket>) {

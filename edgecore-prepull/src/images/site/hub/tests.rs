@@ -4,7 +4,7 @@ use futures::FutureExt;
 use prepull_api::sites::{BlobSource, Peer, PeerFault, TicketTerms};
 use prepull_api::task::JobUid;
 
-use super::super::Way;
+use super::super::{Seeker, Sought, Way};
 use super::*;
 use crate::images::rate::Bucket;
 
