@@ -13,7 +13,9 @@
 
 mod ahead;
 mod blob;
+mod blobs;
 mod buckets;
+mod download;
 mod downloads;
 mod fetcher;
 mod finish;
@@ -23,9 +25,11 @@ mod ingest;
 mod make_room;
 mod mode;
 mod neighbours;
+mod pour;
 mod removal;
 mod room;
 mod runtime;
+mod shared;
 mod stop;
 mod unpacked;
 mod unreachable;
@@ -43,16 +47,15 @@ use prepull_api::task::{JobUid, PulledBy};
 use prepull_api::wire::{Filesystem, truncate_note, truncate_reason};
 use tokio::sync::{Semaphore, watch};
 
-use self::ahead::Unpacking;
-use self::blob::Download;
 use self::buckets::Buckets;
+use self::download::{Download, Unpacking};
 pub use self::downloads::{ImageDownload, LayerDownload};
 use self::fetcher::{Fetcher, received_ahead, streams_of_image};
 use self::finish::needs_runtime;
 use self::image::ImageParts;
 use self::make_room::Applicant;
-pub(crate) use self::neighbours::Neighbourhood;
-use self::neighbours::Shared;
+pub(crate) use self::shared::Neighbourhood;
+use self::shared::Shared;
 use self::stop::Stop;
 use super::containerd::{Containerd, ContentStore, Source};
 use super::puller::cri::{CriPuller, is_registry_token_alone, unusable};
@@ -233,7 +236,7 @@ impl<P: Puller> Fetching<P> {
                 .and_then(|neighbourhood| Shared::new(neighbourhood, &request.terms)),
         };
         let brought = async {
-            let unpacked = fetcher.download(&download, &image, &layers, progress).await?;
+            let unpacked = download.fetch(&image, &layers, progress).await?;
             drop(watched);
             self.finish(request, &reference, &image, &download, unpacked).await
         };

@@ -4,13 +4,12 @@
 //! the time of the download, with an idle link.
 
 use std::collections::HashSet;
-use std::sync::{Mutex, PoisonError};
 
 use prepull_registry::manifest::Descriptor;
 use tokio::sync::watch;
 use tonic::Status;
 
-use super::blob::Download;
+use super::download::Download;
 use super::image::ImageParts;
 use super::stop::Stop;
 use super::unpacked::{Diff, diffs};
@@ -19,20 +18,6 @@ use crate::images::puller::cri::{is_connection_failure, to_pull_error};
 
 /// The digests of the blobs of an image that have arrived in the content store.
 pub(super) type Arrived = watch::Sender<HashSet<String>>;
-
-/// The digest of the layer that the runtime is unpacking for us.
-#[derive(Debug, Default)]
-pub(super) struct Unpacking(Mutex<Option<String>>);
-
-impl Unpacking {
-    pub(super) fn layer(&self) -> Option<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn set(&self, layer: Option<&str>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = layer.map(str::to_owned);
-    }
-}
 
 /// Unpacks the layers of an image as they arrive, until the last one or until a failure. The runtime then continues,
 /// and reports the failure better. Returns the snapshot name of the whole image.

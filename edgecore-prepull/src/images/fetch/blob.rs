@@ -1,36 +1,24 @@
 //! One blob, from the registry into containerd's content store, from where an earlier pull left it.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures::FutureExt;
 use prepull_api::sites::PeerFault;
 use prepull_registry::manifest::Descriptor;
-use prepull_registry::{BlobStream, HostId, Kind, RegistryError, Repository};
-use tokio::sync::{Semaphore, watch};
+use prepull_registry::{HostId, Kind};
 use tokio::time::sleep;
-use tonic::metadata::{Ascii, MetadataValue};
 
-use super::ahead::Unpacking;
+use super::download::Download;
 use super::flights::Flight;
 use super::image::Document;
 use super::ingest::{Blame, Filling};
-use super::neighbours::{Shared, way};
-use super::runtime::Facts;
-use super::stop::{Stop, of_write};
-use super::{Buckets, Fetcher};
-use crate::images::containerd::{Blob, Labels, Source, WriteError};
-use crate::images::puller::{ErrorClass, PullError};
+use super::neighbours::way;
+use super::pour::{Broken, Filled, PROGRESS};
+use super::stop::Stop;
+use crate::images::containerd::{Blob, Labels, WriteError};
 use crate::images::site::{Seeker, Way};
 
-/// Most bytes that are handed to containerd at once. What has arrived is handed on without waiting for more.
-const CHUNK: usize = 128 * 1024;
-/// The same under a limit, which holds only from the second chunk on.
-const SMALL_CHUNK: usize = 16 * 1024;
 /// Requests in a row that may end without progress before the attempt has failed.
 const STRIKES: u32 = 3;
-/// Least number of bytes that count as progress: with fewer, a registry that sends single bytes would be asked for ever.
-pub(super) const PROGRESS: u64 = 64 * 1024;
 /// Wait before a request is made again.
 const PAUSE: Duration = Duration::from_millis(500);
 /// Longest wait that a registry may ask for while the attempt goes on, and keeps others from its place on the node; with a
@@ -40,45 +28,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 const LIES: u32 = 2;
 /// Why a pull takes a blob from the registry then.
 const DAMAGED: &str = "what neighbours sent had another digest";
-
-/// What the blobs of one image share.
-pub(super) struct Download<'a> {
-    pub(super) fetcher: &'a Fetcher,
-    pub(super) repository: &'a Repository,
-    pub(super) facts: &'a Facts,
-    /// The image that is pulled, as the lease knows it.
-    pub(super) reference: &'a str,
-    /// Where it is from.
-    pub(super) source: Source,
-    pub(super) lease: &'a MetadataValue<Ascii>,
-    pub(super) buckets: Buckets<'a>,
-    /// One permit per blob of the image that may arrive at the same time.
-    pub(super) streams: Semaphore,
-    /// Set while somebody else wants the image now, who would wait for our limit.
-    pub(super) letting_go: watch::Sender<bool>,
-    pub(super) unpacking: Unpacking,
-    /// Endpoints that trickled or fell silent. For the rest of the image, they're asked if no other one answers.
-    pub(super) asked_last: Mutex<Vec<HostId>>,
-    /// The site, where the task shares layers with it.
-    pub(super) shared: Option<Shared<'a>>,
-}
-
-/// How far a blob has come.
-pub(super) enum Filled {
-    /// All bytes are there, the last ones from this host.
-    Whole(Option<HostId>),
-    /// The rest comes from elsewhere, or another pull goes first.
-    LetGo,
-    /// What a neighbour has sent is wrong, as it has found out.
-    Spoiled,
-}
-
-/// Why bytes stopped arriving.
-pub(super) enum Broken {
-    LetGo,
-    Registry(RegistryError),
-    Store(WriteError),
-}
 
 impl Download<'_> {
     /// Brings a blob into the store.
@@ -105,25 +54,30 @@ impl Download<'_> {
             // An error would mean that the sender is gone, which is a field of this.
             let _ = self.letting_go.subscribe().wait_for(|letting_go| !letting_go).await;
             let (of_peer, limited) = (matches!(way, Way::Peer(_)), seeker.as_ref());
-            let Some(mut filling) = self.open_for(blob, flight, limited, of_peer, open.take()).await? else {
-                break;
+            let fits = |open: &Filling<'_>| open.is_private() || !of_peer;
+            let mut filling = if let Some(open) = open.take().filter(fits) {
+                open
+            } else {
+                let opened = self.open_for(blob, flight, limited, of_peer).await?;
+                let Some(opened) = opened else { break };
+                opened
             };
             let filled = match (way, &mut seeker) {
                 (Way::Peer(peer), Some(seeker)) => {
-                    self.fill_from_peer(&mut filling, blob, flight, &peer, seeker).await?
+                    self.fill_from_peer(&mut filling, blob, &peer, seeker).await?
                 }
                 (way, seeker) => {
                     if let Way::Registry(Some(why)) = way {
                         self.note_unshared(&why);
                     }
                     filling.senders.note_registry();
-                    self.fill(&mut filling, descriptor, flight, seeker.as_ref(), &avoid).await?
+                    self.fill(&mut filling, descriptor, seeker.as_ref(), &avoid).await?
                 }
             };
             let host = match filled {
                 Filled::Whole(host) => host,
                 Filled::Spoiled => {
-                    self.discard(filling, flight).await?;
+                    self.discard(filling).await?;
                     continue;
                 }
                 Filled::LetGo => {
@@ -132,7 +86,7 @@ impl Download<'_> {
                     continue;
                 }
             };
-            let Err((blame, error)) = self.commit(filling, flight).await? else { break };
+            let Err((blame, error)) = self.commit(filling).await? else { break };
             match (blame, &mut seeker) {
                 (Blame::Neighbour(peer), Some(seeker)) => {
                     tracing::warn!(image = self.reference, blob = blob.digest, %peer, "a neighbour has sent bytes with another digest");
@@ -184,9 +138,8 @@ impl Download<'_> {
     /// Appends what is missing. A connection that breaks is replaced by another one, as long as there is progress.
     async fn fill(
         &self,
-        filling: &mut Filling,
+        filling: &mut Filling<'_>,
         descriptor: &Descriptor,
-        flight: &Flight,
         seeker: Option<&Seeker>,
         avoid: &[HostId],
     ) -> Result<Filled, Stop> {
@@ -198,7 +151,7 @@ impl Download<'_> {
             let broken = match self.repository.blob(descriptor, from, &avoid).await {
                 Ok(mut stream) => {
                     host = Some(stream.host().clone());
-                    match self.pour(&mut stream, filling, flight, seeker, false).await {
+                    match self.pour(&mut stream, filling, seeker, false).await {
                         Ok(()) => break,
                         Err(broken) => broken,
                     }
@@ -228,90 +181,6 @@ impl Download<'_> {
             sleep(pause).await;
         }
         Ok(Filled::Whole(host))
-    }
-
-    fn asked_last(&self) -> MutexGuard<'_, Vec<HostId>> {
-        self.asked_last.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn ask_last(&self, host: HostId) {
-        let mut asked_last = self.asked_last();
-        if !asked_last.contains(&host) {
-            asked_last.push(host);
-        }
-    }
-
-    /// Writes what arrives. A registry without ranges begins at the beginning: what is there already is read past, which
-    /// takes as much from the link as fetching it anew would, and nothing of the disk.
-    pub(super) async fn pour(
-        &self,
-        stream: &mut BlobStream,
-        filling: &mut Filling,
-        flight: &Flight,
-        seeker: Option<&Seeker>,
-        is_of_peer: bool,
-    ) -> Result<(), Broken> {
-        let mut skip = filling.part.offset().saturating_sub(stream.offset());
-        let most = if self.buckets.limit().is_some() { SMALL_CHUNK } else { CHUNK };
-        let mut end = Ok(false);
-        while let Ok(false) = end {
-            if *self.letting_go.borrow() || seeker.is_some_and(Seeker::is_redirected) {
-                return Err(Broken::LetGo);
-            }
-            let mut chunk = Vec::new();
-            let mut arrived = 0;
-            let mut next = match seeker {
-                None => stream.next().await,
-                Some(seeker) => tokio::select! {
-                    // What has arrived counts.
-                    biased;
-                    next = stream.next() => next,
-                    () = seeker.redirected() => return Err(Broken::LetGo),
-                },
-            };
-            loop {
-                match next {
-                    Some(Ok(bytes)) => {
-                        arrived += bytes.len();
-                        let skipped = usize::try_from(skip).unwrap_or(usize::MAX).min(bytes.len());
-                        skip -= skipped as u64;
-                        chunk.extend_from_slice(&bytes[skipped..]);
-                    }
-                    Some(Err(error)) => end = Err(error),
-                    None => end = Ok(true),
-                }
-                if !matches!(end, Ok(false)) || arrived >= most {
-                    break;
-                }
-                match stream.next().now_or_never() {
-                    Some(more) => next = more,
-                    None => break,
-                }
-            }
-            // Written first and paid for then: what has crossed the link is not lost while it waits.
-            if !chunk.is_empty() {
-                filling.write(chunk).await.map_err(Broken::Store)?;
-                flight.set_written(filling.part.offset());
-                if let Some(seeker) = seeker {
-                    seeker.set_done(filling.part.offset());
-                }
-            }
-            self.count(arrived, is_of_peer);
-            self.buckets.take(arrived, flight.is_hurried()).await;
-            if let Some(seeker) = seeker.filter(|_| !is_of_peer) {
-                seeker.take(arrived, self.shared.as_ref().and_then(|shared| shared.site)).await;
-            }
-        }
-        end.map(drop).map_err(Broken::Registry)
-    }
-
-    pub(super) fn refused(&self, error: WriteError) -> Stop {
-        let error = of_write(error, self.reference, &self.fetcher.endpoint);
-        if error.class == ErrorClass::NotFound {
-            // containerd knows no "not found" of a registry here: the lease is gone, or the ref.
-            return PullError { class: ErrorClass::Transient, ..error }.into();
-        }
-        error.into()
     }
 }
 

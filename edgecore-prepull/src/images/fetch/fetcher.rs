@@ -1,39 +1,28 @@
-//! The parts of a fetch: finding out which layers are there, and the download.
+//! The state of all fetches of the node, and finding out which layers are there.
 
-use std::convert::Infallible;
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
-use futures::future;
-use futures::stream::{self, StreamExt, TryStreamExt};
-use prepull_api::task::Bytes;
+use futures::stream::{self, StreamExt};
 use prepull_registry::{HostsFiles, Proxies, RegistryClient, Repository, Settings as ClientSettings};
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
-use tokio::time::sleep;
 
 use super::FetchSettings;
-use super::ahead::{Arrived, unpack_ahead};
-use super::blob::Download;
 use super::downloads::{Downloads, Layer};
 use super::flights::Flights;
-use super::image::{ImageParts, blob};
-use super::neighbours::Neighbourhood;
+use super::image::ImageParts;
 use super::runtime::{Facts, Runtime};
-use super::stop::Stop;
+use super::shared::Neighbourhood;
 use super::unpacked::diffs;
 use super::unreachable::Unreachable;
 use super::unused::LastUses;
-use super::yielding::yield_to_others;
 use crate::by_key::ByKey;
 use crate::clock::CloudClock;
 use crate::images::containerd::{
-    BlobKind, Containerd, ContentLabels, ContentStore, ContentWriter, HoldingsReader, ImageRecords, Leases,
-    Unpacker,
+    Containerd, ContentLabels, ContentStore, ContentWriter, HoldingsReader, ImageRecords, Leases, Unpacker,
 };
 use crate::images::filesystem::FlushError;
 use crate::images::flushes::Flushes;
-use crate::images::puller::ProgressSink;
 use crate::images::rate::Bucket;
 use crate::images::runtime::RuntimeEndpoint;
 use crate::metrics::Metrics;
@@ -46,10 +35,7 @@ const STREAMS_UNDER_CAP: usize = 1;
 /// Blobs that arrive at the same time over all images of the node. Each takes some hundred KiB of memory.
 const STREAMS_OF_NODE: usize = 9;
 /// Blobs of an image that we look at ahead. Those that another pull fetches wait without a stream.
-const AHEAD: usize = 32;
-/// Interval of progress, which goes to the cloud at most once a second.
-const PROGRESS: Duration = Duration::from_secs(1);
-
+pub(super) const AHEAD: usize = 32;
 /// The state of all fetches, except the puller that unpacks.
 pub(super) struct Fetcher {
     pub(super) settings: FetchSettings,
@@ -171,67 +157,6 @@ impl Fetcher {
             unpacked += 1;
         }
         unpacked
-    }
-
-    /// Downloads an image into the content store, and unpacks it as the layers arrive. Returns the name of its snapshot
-    /// if all of it is unpacked.
-    pub(super) async fn download(
-        &self,
-        download: &Download<'_>,
-        image: &ImageParts,
-        layers: &[Layer],
-        progress: ProgressSink<'_>,
-    ) -> Result<Option<String>, Stop> {
-        let report = || {
-            let done = layers.iter().map(Layer::written).fold(0, u64::saturating_add);
-            progress(Bytes { done, total: image.size() });
-        };
-        let wanted = layers.iter().filter(|layer| !layer.is_needless);
-        let mut blobs: Vec<_> = wanted
-            .map(|layer| (blob(BlobKind::Layer, &layer.descriptor), &layer.descriptor, layer.flight.clone()))
-            .collect();
-        // The largest first: then the last ones are small, and all streams end at about the same time.
-        blobs.sort_by_key(|(layer, ..)| std::cmp::Reverse(layer.size));
-        let config = &image.config;
-        blobs.insert(0, (blob(BlobKind::Config, config), config, self.flights.of(&config.digest)));
-        let arrived = Arrived::default();
-        let fetch = |index: usize| {
-            let (arrived, (blob, descriptor, flight)) = (&arrived, &blobs[index]);
-            async move {
-                download.blob(blob, descriptor, flight).await?;
-                arrived.send_if_modified(|arrived| arrived.insert(blob.digest.clone()));
-                // Immediately, and not with the next interval: after the last byte, a closing window stops nothing.
-                report();
-                Ok(())
-            }
-        };
-        let all = stream::iter((0..blobs.len()).map(fetch))
-            .buffer_unordered(AHEAD)
-            .try_for_each(|()| std::future::ready(Ok(())));
-        let documents =
-            future::try_join_all(image.documents.iter().map(|document| download.document(document)));
-        let all = future::try_join3(all, documents, unpack_ahead(download, image, &arrived));
-        let keep_reporting = async {
-            loop {
-                report();
-                sleep(PROGRESS).await;
-            }
-        };
-        let manifest = image.documents.last().map_or(&image.target.digest, |document| &document.blob.digest);
-        let others = async {
-            match download.buckets.limit() {
-                // The pulls that wait for us wait no longer than if they downloaded by themselves.
-                None => std::future::pending().await,
-                Some(_) => yield_to_others(self, manifest, &blobs, &download.letting_go).await,
-            }
-        };
-        let ended = tokio::select! {
-            ended = all => ended,
-            never = others => { let never: Infallible = never; match never {} }
-            never = keep_reporting => { let never: Infallible = never; match never {} }
-        };
-        report();
-        ended.map(|((), _, unpacked)| unpacked)
     }
 
     /// Brings to disk all that was unpacked before this call.

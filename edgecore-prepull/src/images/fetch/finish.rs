@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep};
 use tonic::Status;
 
 use super::Fetching;
-use super::blob::Download;
+use super::download::Download;
 use super::image::ImageParts;
 use super::runtime::Facts;
 use super::stop::Stop;

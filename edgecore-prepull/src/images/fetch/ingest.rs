@@ -10,7 +10,7 @@ use hyper::header::HeaderValue;
 use prepull_api::task::NodeName;
 use tokio::time::{Instant, sleep};
 
-use super::blob::Download;
+use super::download::Download;
 use super::flights::Flight;
 use super::stop::Stop;
 use crate::images::containerd::{Blob, BlobKind, Labels, PartialBlob, WriteError};
@@ -24,9 +24,10 @@ const STUCK: Duration = Duration::from_secs(300);
 
 /// An ingest that is being filled. No other client writes to it.
 #[derive(Debug)]
-pub(super) struct Filling {
+pub(super) struct Filling<'f> {
     /// The blob, as its ingest is named.
     of: Blob,
+    flight: &'f Flight,
     pub(super) part: PartialBlob,
     pub(super) senders: Senders,
     /// Lets neighbours read what has arrived.
@@ -84,15 +85,21 @@ impl Senders {
     }
 }
 
-impl Filling {
+impl Filling<'_> {
     /// Whether no pull by the runtime waits for this ingest.
     pub(super) fn is_private(&self) -> bool {
         self.of.kind == BlobKind::OfPeer
     }
 
+    /// Whether a pull without a cap of its own waits for the blob.
+    pub(super) fn is_hurried(&self) -> bool {
+        self.flight.is_hurried()
+    }
+
     /// Appends bytes.
     pub(super) async fn write(&mut self, data: Vec<u8>) -> Result<(), WriteError> {
         self.part.write(data).await?;
+        self.flight.set_written(self.part.offset());
         self.advance();
         Ok(())
     }
@@ -105,20 +112,14 @@ impl Filling {
 }
 
 impl Download<'_> {
-    /// Opens the ingest for bytes of a source, unless it's open. `None` if the whole blob is there.
-    pub(super) async fn open_for(
+    /// Opens the ingest for bytes of a source. `None` if the whole blob is there.
+    pub(super) async fn open_for<'f>(
         &self,
         blob: &Blob,
-        flight: &Flight,
+        flight: &'f Flight,
         seeker: Option<&Seeker>,
         of_peer: bool,
-        open: Option<Filling>,
-    ) -> Result<Option<Filling>, Stop> {
-        if let Some(open) = open
-            && (open.is_private() || !of_peer)
-        {
-            return Ok(Some(open));
-        }
+    ) -> Result<Option<Filling<'f>>, Stop> {
         let private = blob.of_peer();
         let writer = &self.fetcher.writer;
         let is_private = match seeker {
@@ -141,7 +142,7 @@ impl Download<'_> {
             arriving = Some(arrivals.begin(&blob.digest, blob.size, part.acknowledged(), file));
         }
         let senders = Senders { has_other: part.offset() > 0 && !is_private, ..Senders::default() };
-        Ok(Some(Filling { of, part, senders, arriving }))
+        Ok(Some(Filling { of, flight, part, senders, arriving }))
     }
 
     /// Opens a blob, or waits for another client to finish it. `None` if it is there.
@@ -170,12 +171,8 @@ impl Download<'_> {
     }
 
     /// Makes the blob of an ingest that has all bytes. The source of the bytes, if they have another digest: then they're gone.
-    pub(super) async fn commit(
-        &self,
-        filling: Filling,
-        flight: &Flight,
-    ) -> Result<Result<(), (Blame, WriteError)>, Stop> {
-        let Filling { of, mut part, senders, arriving } = filling;
+    pub(super) async fn commit(&self, filling: Filling<'_>) -> Result<Result<(), (Blame, WriteError)>, Stop> {
+        let Filling { of, flight, mut part, senders, arriving } = filling;
         part.settle().await.map_err(|error| self.refused(error))?;
         if let Some(arriving) = &arriving {
             // Before the flush to the disk, which takes its time.
@@ -207,8 +204,8 @@ impl Download<'_> {
     }
 
     /// Throws away the bytes of an open ingest.
-    pub(super) async fn discard(&self, filling: Filling, flight: &Flight) -> Result<(), Stop> {
-        let Filling { of, part, .. } = filling;
+    pub(super) async fn discard(&self, filling: Filling<'_>) -> Result<(), Stop> {
+        let Filling { of, flight, part, .. } = filling;
         drop(part);
         self.throw_away(&of, flight).await
     }

@@ -1,67 +1,20 @@
 //! Blobs from the neighbours of the site.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
-
 use futures::FutureExt;
 use prepull_api::sites::{Peer, PeerFault};
-use prepull_api::task::TaskId;
-use prepull_api::wire::truncate_note;
-use tokio::time::Instant;
 
-use super::blob::{Broken, Download, Filled, PROGRESS};
+use super::download::Download;
 use super::flights::Flight;
 use super::ingest::Filling;
+use super::pour::{Broken, Filled, PROGRESS};
+use super::shared::Shared;
 use super::stop::Stop;
-use crate::cloud::identity::Identity;
 use crate::images::containerd::{Blob, BlobKind};
-use crate::images::puller::PullTerms;
-use crate::images::rate::Bucket;
 use crate::images::site::client::{self, PeerBlob, Wanted};
-use crate::images::site::{Hub, Seeker, Sought, Way};
-
-/// How this node gets blobs from its neighbours.
-#[derive(Clone, Debug)]
-pub(crate) struct Neighbourhood {
-    pub(crate) hub: Arc<Hub>,
-    /// The certificate that neighbours are shown.
-    pub(crate) identity: Identity,
-}
-
-/// What the blobs of one image share of it.
-pub(super) struct Shared<'a> {
-    pub(super) neighbourhood: &'a Neighbourhood,
-    /// The task that names the image.
-    pub(super) task: &'a TaskId,
-    site_limited: bool,
-    /// The site's limit as a whole, for what is fetched without a word from the cloud.
-    pub(super) site: Option<&'a Bucket>,
-    deadline: Option<Instant>,
-    from_peers: AtomicU64,
-    why_not: OnceLock<String>,
-}
-
-impl<'a> Shared<'a> {
-    /// `None` where the task doesn't share.
-    pub(super) fn new(neighbourhood: &'a Neighbourhood, terms: &PullTerms<'a>) -> Option<Self> {
-        let PullTerms { shared_for, site_limited, site, deadline, .. } = *terms;
-        let (task, from_peers, why_not) = (shared_for?, AtomicU64::new(0), OnceLock::new());
-        Some(Self { neighbourhood, task, site_limited, site, deadline, from_peers, why_not })
-    }
-
-    /// Bytes that neighbours have delivered.
-    pub(super) fn delivered(&self) -> Option<u64> {
-        Some(self.from_peers.load(Ordering::Relaxed)).filter(|bytes| *bytes > 0)
-    }
-
-    /// The first reason for a blob that could come from no neighbour; empty if there is none.
-    pub(super) fn why_not(&self) -> String {
-        self.why_not.get().map(|why| truncate_note(why)).unwrap_or_default()
-    }
-}
+use crate::images::site::{Seeker, Sought, Way};
 
 /// Waits until the cloud says where a blob is to be had. While it waits, a pull by the runtime can have its ingest.
-pub(super) async fn way(seeker: &mut Seeker, open: &mut Option<Filling>) -> Way {
+pub(super) async fn way(seeker: &mut Seeker, open: &mut Option<Filling<'_>>) -> Way {
     if let Some(way) = seeker.way().now_or_never() {
         return way;
     }
@@ -86,27 +39,11 @@ impl Download<'_> {
         hub.seek(&Sought { task, digest, size, done, site_limited, deadline })
     }
 
-    /// Notes why a blob comes from no neighbour, for the status.
-    pub(super) fn note_unshared(&self, why: &str) {
-        if let Some(shared) = &self.shared {
-            let _ = shared.why_not.set(why.to_owned());
-        }
-    }
-
-    /// Counts bytes that have arrived.
-    pub(super) fn count(&self, bytes: usize, is_of_peer: bool) {
-        self.fetcher.count(bytes, is_of_peer);
-        if let Some(shared) = self.shared.as_ref().filter(|_| is_of_peer) {
-            shared.from_peers.fetch_add(bytes as u64, Ordering::Relaxed);
-        }
-    }
-
     /// Appends what a neighbour sends.
     pub(super) async fn fill_from_peer(
         &self,
-        filling: &mut Filling,
+        filling: &mut Filling<'_>,
         blob: &Blob,
-        flight: &Flight,
         peer: &Peer,
         seeker: &mut Seeker,
     ) -> Result<Filled, Stop> {
@@ -134,7 +71,7 @@ impl Download<'_> {
         };
         filling.senders.note(&peer.node, offset);
         filling.senders.version = version.map(|version| (peer.node.clone(), version));
-        match self.pour(&mut stream, filling, flight, Some(seeker), true).await {
+        match self.pour(&mut stream, filling, Some(seeker), true).await {
             Ok(()) => Ok(Filled::Whole(None)),
             Err(Broken::LetGo) => Ok(Filled::LetGo),
             Err(Broken::Store(error)) => Err(self.refused(error)),

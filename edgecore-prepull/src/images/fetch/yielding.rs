@@ -13,7 +13,7 @@ use prepull_registry::manifest::Descriptor;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-use super::Fetcher;
+use super::fetcher::Fetcher;
 use super::flights::Flight;
 use crate::images::containerd::Blob;
 

@@ -1,0 +1,83 @@
+//! All blobs of one image.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use futures::future;
+use futures::stream::{self, StreamExt, TryStreamExt};
+use prepull_api::task::Bytes;
+use tokio::time::sleep;
+
+use super::ahead::{Arrived, unpack_ahead};
+use super::download::Download;
+use super::downloads::Layer;
+use super::fetcher::AHEAD;
+use super::image::{ImageParts, blob};
+use super::stop::Stop;
+use super::yielding::yield_to_others;
+use crate::images::containerd::BlobKind;
+use crate::images::puller::ProgressSink;
+
+/// Interval of progress, which goes to the cloud at most once a second.
+const PROGRESS: Duration = Duration::from_secs(1);
+
+impl Download<'_> {
+    /// Downloads an image into the content store, and unpacks it as the layers arrive. Returns the name of its snapshot
+    /// if all of it is unpacked.
+    pub(super) async fn fetch(
+        &self,
+        image: &ImageParts,
+        layers: &[Layer],
+        progress: ProgressSink<'_>,
+    ) -> Result<Option<String>, Stop> {
+        let report = || {
+            let done = layers.iter().map(Layer::written).fold(0, u64::saturating_add);
+            progress(Bytes { done, total: image.size() });
+        };
+        let wanted = layers.iter().filter(|layer| !layer.is_needless);
+        let mut blobs: Vec<_> = wanted
+            .map(|layer| (blob(BlobKind::Layer, &layer.descriptor), &layer.descriptor, layer.flight.clone()))
+            .collect();
+        // The largest first: then the last ones are small, and all streams end at about the same time.
+        blobs.sort_by_key(|(layer, ..)| std::cmp::Reverse(layer.size));
+        let config = &image.config;
+        blobs.insert(0, (blob(BlobKind::Config, config), config, self.fetcher.flights.of(&config.digest)));
+        let arrived = Arrived::default();
+        let fetch = |index: usize| {
+            let (arrived, (blob, descriptor, flight)) = (&arrived, &blobs[index]);
+            async move {
+                self.blob(blob, descriptor, flight).await?;
+                arrived.send_if_modified(|arrived| arrived.insert(blob.digest.clone()));
+                // Immediately, and not with the next interval: after the last byte, a closing window stops nothing.
+                report();
+                Ok(())
+            }
+        };
+        let all = stream::iter((0..blobs.len()).map(fetch))
+            .buffer_unordered(AHEAD)
+            .try_for_each(|()| std::future::ready(Ok(())));
+        let documents = future::try_join_all(image.documents.iter().map(|document| self.document(document)));
+        let all = future::try_join3(all, documents, unpack_ahead(self, image, &arrived));
+        let keep_reporting = async {
+            loop {
+                report();
+                sleep(PROGRESS).await;
+            }
+        };
+        let manifest = image.documents.last().map_or(&image.target.digest, |document| &document.blob.digest);
+        let others = async {
+            match self.buckets.limit() {
+                // The pulls that wait for us wait no longer than if they downloaded by themselves.
+                None => std::future::pending().await,
+                Some(_) => yield_to_others(self.fetcher, manifest, &blobs, &self.letting_go).await,
+            }
+        };
+        let ended = tokio::select! {
+            ended = all => ended,
+            never = others => { let never: Infallible = never; match never {} }
+            never = keep_reporting => { let never: Infallible = never; match never {} }
+        };
+        report();
+        ended.map(|((), _, unpacked)| unpacked)
+    }
+}

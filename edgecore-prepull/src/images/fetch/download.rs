@@ -1,0 +1,89 @@
+//! The download of one image, as its blobs share it.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use prepull_registry::{HostId, Repository};
+use tokio::sync::{Semaphore, watch};
+use tonic::metadata::{Ascii, MetadataValue};
+
+use super::buckets::Buckets;
+use super::fetcher::Fetcher;
+use super::runtime::Facts;
+use super::shared::Shared;
+use super::stop::{Stop, of_write};
+use crate::images::containerd::{Source, WriteError};
+use crate::images::puller::{ErrorClass, PullError};
+
+/// What the blobs of one image share.
+pub(super) struct Download<'a> {
+    pub(super) fetcher: &'a Fetcher,
+    pub(super) repository: &'a Repository,
+    pub(super) facts: &'a Facts,
+    /// The image that is pulled, as the lease knows it.
+    pub(super) reference: &'a str,
+    /// Where it is from.
+    pub(super) source: Source,
+    pub(super) lease: &'a MetadataValue<Ascii>,
+    pub(super) buckets: Buckets<'a>,
+    /// One permit per blob of the image that may arrive at the same time.
+    pub(super) streams: Semaphore,
+    /// Set while somebody else wants the image now, who would wait for our limit.
+    pub(super) letting_go: watch::Sender<bool>,
+    pub(super) unpacking: Unpacking,
+    /// Endpoints that trickled or fell silent. For the rest of the image, they're asked if no other one answers.
+    pub(super) asked_last: Mutex<Vec<HostId>>,
+    /// The site, where the task shares layers with it.
+    pub(super) shared: Option<Shared<'a>>,
+}
+
+/// The digest of the layer that the runtime is unpacking for us.
+#[derive(Debug, Default)]
+pub(super) struct Unpacking(Mutex<Option<String>>);
+
+impl Unpacking {
+    pub(super) fn layer(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn set(&self, layer: Option<&str>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = layer.map(str::to_owned);
+    }
+}
+
+impl Download<'_> {
+    pub(super) fn asked_last(&self) -> MutexGuard<'_, Vec<HostId>> {
+        self.asked_last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn ask_last(&self, host: HostId) {
+        let mut asked_last = self.asked_last();
+        if !asked_last.contains(&host) {
+            asked_last.push(host);
+        }
+    }
+
+    /// Notes why a blob comes from no neighbour, for the status.
+    pub(super) fn note_unshared(&self, why: &str) {
+        if let Some(shared) = &self.shared {
+            let _ = shared.why_not.set(why.to_owned());
+        }
+    }
+
+    /// Counts bytes that have arrived.
+    pub(super) fn count(&self, bytes: usize, is_of_peer: bool) {
+        self.fetcher.count(bytes, is_of_peer);
+        if let Some(shared) = self.shared.as_ref().filter(|_| is_of_peer) {
+            shared.from_peers.fetch_add(bytes as u64, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn refused(&self, error: WriteError) -> Stop {
+        let error = of_write(error, self.reference, &self.fetcher.endpoint);
+        if error.class == ErrorClass::NotFound {
+            // containerd knows no "not found" of a registry here: the lease is gone, or the ref.
+            return PullError { class: ErrorClass::Transient, ..error }.into();
+        }
+        error.into()
+    }
+}

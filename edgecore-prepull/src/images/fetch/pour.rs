@@ -1,0 +1,97 @@
+//! The bytes of a stream, written into an ingest as they arrive.
+
+use futures::FutureExt;
+use prepull_registry::{BlobStream, HostId, RegistryError};
+
+use super::download::Download;
+use super::ingest::Filling;
+use crate::images::containerd::WriteError;
+use crate::images::site::Seeker;
+
+/// Most bytes that are handed to containerd at once. What has arrived is handed on without waiting for more.
+const CHUNK: usize = 128 * 1024;
+/// The same under a limit, which holds only from the second chunk on.
+const SMALL_CHUNK: usize = 16 * 1024;
+/// Least number of bytes that count as progress: with fewer, a registry that sends single bytes would be asked for ever.
+pub(super) const PROGRESS: u64 = 64 * 1024;
+
+/// How far a blob has come.
+pub(super) enum Filled {
+    /// All bytes are there, the last ones from this host.
+    Whole(Option<HostId>),
+    /// The rest comes from elsewhere, or another pull goes first.
+    LetGo,
+    /// What a neighbour has sent is wrong, as it has found out.
+    Spoiled,
+}
+
+/// Why bytes stopped arriving.
+pub(super) enum Broken {
+    LetGo,
+    Registry(RegistryError),
+    Store(WriteError),
+}
+
+impl Download<'_> {
+    /// Writes what arrives. A registry without ranges begins at the beginning: what is there already is read past, which
+    /// takes as much from the link as fetching it anew would, and nothing of the disk.
+    pub(super) async fn pour(
+        &self,
+        stream: &mut BlobStream,
+        filling: &mut Filling<'_>,
+        seeker: Option<&Seeker>,
+        is_of_peer: bool,
+    ) -> Result<(), Broken> {
+        let mut skip = filling.part.offset().saturating_sub(stream.offset());
+        let most = if self.buckets.limit().is_some() { SMALL_CHUNK } else { CHUNK };
+        let mut end = Ok(false);
+        while let Ok(false) = end {
+            if *self.letting_go.borrow() || seeker.is_some_and(Seeker::is_redirected) {
+                return Err(Broken::LetGo);
+            }
+            let mut chunk = Vec::new();
+            let mut arrived = 0;
+            let mut next = match seeker {
+                None => stream.next().await,
+                Some(seeker) => tokio::select! {
+                    // What has arrived counts.
+                    biased;
+                    next = stream.next() => next,
+                    () = seeker.redirected() => return Err(Broken::LetGo),
+                },
+            };
+            loop {
+                match next {
+                    Some(Ok(bytes)) => {
+                        arrived += bytes.len();
+                        let skipped = usize::try_from(skip).unwrap_or(usize::MAX).min(bytes.len());
+                        skip -= skipped as u64;
+                        chunk.extend_from_slice(&bytes[skipped..]);
+                    }
+                    Some(Err(error)) => end = Err(error),
+                    None => end = Ok(true),
+                }
+                if !matches!(end, Ok(false)) || arrived >= most {
+                    break;
+                }
+                match stream.next().now_or_never() {
+                    Some(more) => next = more,
+                    None => break,
+                }
+            }
+            // Written first and paid for then: what has crossed the link is not lost while it waits.
+            if !chunk.is_empty() {
+                filling.write(chunk).await.map_err(Broken::Store)?;
+                if let Some(seeker) = seeker {
+                    seeker.set_done(filling.part.offset());
+                }
+            }
+            self.count(arrived, is_of_peer);
+            self.buckets.take(arrived, filling.is_hurried()).await;
+            if let Some(seeker) = seeker.filter(|_| !is_of_peer) {
+                seeker.take(arrived, self.shared.as_ref().and_then(|shared| shared.site)).await;
+            }
+        }
+        end.map(drop).map_err(Broken::Registry)
+    }
+}
