@@ -569,9 +569,13 @@ async fn the_status_names_each_downloader() -> Result<()> {
     for (node, by, why) in [("edge-1", PulledBy::Agent, ""), ("edge-2", PulledBy::Runtime, "--fetch=runtime")]
     {
         let image = pulled.image(node, &reference).context("no image")?;
-        assert_eq!((image.pulled_by, image.pulled_by_reason.as_str()), (Some(by), why), "{image:?}");
+        assert_eq!(
+            (image.facts.pulled_by, image.facts.pulled_by_reason.as_str()),
+            (Some(by), why),
+            "{image:?}"
+        );
         let image = there.image(node, &reference).context("no image")?;
-        assert_eq!((image.pulled_by, image.pulled_by_reason.as_str()), (None, ""), "{image:?}");
+        assert_eq!((image.facts.pulled_by, image.facts.pulled_by_reason.as_str()), (None, ""), "{image:?}");
     }
     Ok(())
 }

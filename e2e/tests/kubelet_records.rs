@@ -56,8 +56,8 @@ async fn jobs_show_the_kubelets_requests() -> Result<()> {
     let is_shown = |status: &ImagePrePullJobStatus| -> Result<()> {
         for (reference, record, words) in &expected {
             let image = status.image("edge-1", reference).context("no image")?;
-            let reason = &image.kubelet_record_reason;
-            ensure!(image.kubelet_record == *record && reason.contains(words), "{image:?}");
+            let reason = &image.facts.kubelet_record_reason;
+            ensure!(image.facts.kubelet_record == *record && reason.contains(words), "{image:?}");
             ensure!(record.is_some() == reason.contains("asks the registry"), "{image:?}");
         }
         Ok(())
@@ -74,7 +74,7 @@ async fn jobs_show_the_kubelets_requests() -> Result<()> {
     let status = pulled.completes().await?;
     is_shown(&status)?;
     let elsewhere = status.image("edge-2", &of_moved).context("no image")?;
-    assert_eq!(elsewhere.kubelet_record, None, "there is no kubelet");
+    assert_eq!(elsewhere.facts.kubelet_record, None, "there is no kubelet");
 
     // Present.
     let there = site.job("there").images(images).on(["edge-1"]).policy("IfNotPresent").completes().await?;

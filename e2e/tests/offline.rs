@@ -45,7 +45,7 @@ async fn pods_start_while_the_registry_is_off() -> Result<()> {
     assert_eq!(kubernetes.fate(&pod("elsewhere", &elsewhere, true)).await?, Runs);
     let status = ahead("recorded", &recorded).completes().await?;
     let image = status.image("edge-1", &recorded).context("no status")?;
-    assert_eq!(image.kubelet_record, Some(KubeletRecord::OtherRepository), "{image:?}");
+    assert_eq!(image.facts.kubelet_record, Some(KubeletRecord::OtherRepository), "{image:?}");
     // Pulled by the agent, after the kubelet had begun and died.
     let begun = shop.seed(&Image::of_layers("begun", &[4 * MIB])?, "team/begun:v1")?;
     shop.pause()?;
@@ -63,7 +63,7 @@ async fn pods_start_while_the_registry_is_off() -> Result<()> {
     edge.restart_kubelet(&json!({})).await?;
     let status = ahead("begun-again", &begun).completes().await?;
     let image = status.image("edge-1", &begun).context("no status")?;
-    assert_eq!(image.kubelet_record, Some(KubeletRecord::NoCredentials), "{image:?}");
+    assert_eq!(image.facts.kubelet_record, Some(KubeletRecord::NoCredentials), "{image:?}");
 
     // `why` warns in advance.
     let why = Person::new(cluster.kubeconfig()).runs("why edge-1 recorded").await?;

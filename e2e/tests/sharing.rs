@@ -46,7 +46,7 @@ async fn the_uplink_carries_each_layer_once_for_all_boxes_of_a_site() -> Result<
     let from_peers: u64 = images.iter().filter_map(|image| image.bytes?.from_peers).sum();
     // Each layer was carried by one of three.
     ensure!((24 * MIB..25 * MIB).contains(&from_peers), "{from_peers} bytes are from neighbours: {images:?}");
-    ensure!(images.iter().all(|image| image.unshared_reason.is_empty()), "{images:?}");
+    ensure!(images.iter().all(|image| image.facts.unshared_reason.is_empty()), "{images:?}");
     for node in boxes.all.iter().map(|found| &found.node) {
         ensure!(node.has_image(&boxes.reference).await?, "{} has no image", node.name());
     }

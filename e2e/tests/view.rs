@@ -103,7 +103,7 @@ async fn agent_downloads(
     let path = reference.split_once('/').context("a reference has a host")?.1;
     registry.seed(&image, path)?;
     let status = status_of(cluster, name, reference).await?;
-    let by = (status.pulled_by, status.pulled_by_reason.as_str());
+    let by = (status.facts.pulled_by, status.facts.pulled_by_reason.as_str());
     assert_eq!(by, (Some(PulledBy::Agent), ""), "{name}");
     let repository = path.split(':').next().unwrap_or(path);
     assert!(!registry.requests().of(repository).blob_fetches().is_empty(), "{name}: from elsewhere");
@@ -153,8 +153,8 @@ async fn a_pod_downloads_as_containerd_does() -> Result<()> {
     edge.containerd_mut().restart().await?;
     let image = plain.seed(&Image::small("hidden")?, "team/hidden:v1")?;
     let status = status_of(cluster, "hidden", &image).await?;
-    assert_eq!(status.pulled_by, Some(PulledBy::Runtime));
-    let reason = &status.pulled_by_reason;
+    assert_eq!(status.facts.pulled_by, Some(PulledBy::Runtime));
+    let reason = &status.facts.pulled_by_reason;
     assert!(reason.contains(HIDDEN) && reason.contains("mount it"), "{reason}");
     // With a limit it fails, with the same reason.
     let image = plain.seed(&Image::small("limited")?, "team/limited:v1")?;
@@ -177,7 +177,7 @@ async fn a_pod_downloads_as_containerd_does() -> Result<()> {
     if has_default {
         let status = job.completes().await?;
         let status = status.image("edge-1", image).context("no status")?;
-        assert_eq!(status.pulled_by, Some(PulledBy::Agent), "{status:?}");
+        assert_eq!(status.facts.pulled_by, Some(PulledBy::Agent), "{status:?}");
         let by_containerd = edge.containerd().pull("plain.example/team/hidden:v1", None).await;
         println!("containerd itself, with its default: {by_containerd:?}");
     } else {

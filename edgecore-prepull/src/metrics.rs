@@ -196,7 +196,7 @@ impl Metrics {
             let durations = &self.counted.image_duration_seconds;
             durations.get_or_create(&Outcome { outcome }).observe(took.as_secs_f64());
         }
-        if let Some(by) = result.pulled_by {
+        if let Some(by) = result.facts.pulled_by {
             let by = match by {
                 PulledBy::Agent => "agent",
                 PulledBy::Runtime | PulledBy::Other => "runtime",

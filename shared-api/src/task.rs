@@ -3,6 +3,8 @@
 //!
 //! Nothing in this module can hold a credential, so everything in it may be written to disk and to a log.
 
+mod facts;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
@@ -11,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::dns_name::is_dns_subdomain;
 use crate::failure::FailureCode;
+pub use facts::{ImageFacts, KubeletRecord, PulledBy};
 
 /// The UID of the object that a task comes from, as Kubernetes gave it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -285,25 +288,12 @@ pub struct ImageResult {
     /// Whether the runtime keeps the image from garbage collection. Absent if the task does not ask for that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinned: Option<bool>,
-    /// The program that downloaded the image. Absent if it was there already, and from edges that don't report it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pulled_by: Option<PulledBy>,
-    /// Why it was not the agent. At most [`crate::wire::MAX_NOTE`] bytes; never contains a credential.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub pulled_by_reason: String,
+    /// Facts that the status of the job has as well.
+    #[serde(flatten)]
+    pub facts: ImageFacts,
     /// Bytes that neighbours of the site delivered. Absent where none did, and from edges that do not share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from_peers: Option<u64>,
-    /// Why the site shares nothing with this node, although the job asks for it. At most [`crate::wire::MAX_NOTE`] bytes.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub unshared_reason: String,
-    /// Why the kubelet will ask the registry before pods may use the image, although it's on the node. Absent where we found
-    /// no reason, and from edges that don't look.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub kubelet_record: Option<KubeletRecord>,
-    /// The same as one sentence. At most [`crate::wire::MAX_NOTE`] bytes; never contains a credential.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub kubelet_record_reason: String,
     /// Time from the first try to the end of the image. Absent if none was made, and from edges that do not tell.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "optional_millis")]
     pub took: Option<Duration>,
@@ -311,40 +301,6 @@ pub struct ImageResult {
     /// [`Self::took`] earlier. Absent like that.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "optional_millis")]
     pub ended: Option<Duration>,
-}
-
-/// Who has downloaded an image.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
-pub enum PulledBy {
-    /// The agent. The container runtime has only unpacked it.
-    Agent,
-    /// The container runtime.
-    #[default]
-    Runtime,
-    /// A program that only a newer version knows.
-    #[serde(other)]
-    Other,
-}
-
-/// Why the kubelet will ask the registry before pods may use an image that is on the node, by its own records of pulls. By
-/// its default policy (NeverVerifyPreloadedImages), it trusts an image only as long as it has no record of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
-pub enum KubeletRecord {
-    /// It has pulled the same image from other repositories only.
-    OtherRepository,
-    /// Its record has no credentials at all: it was stopped while it pulled the image.
-    NoCredentials,
-    /// It has pulled the image from this repository, and lets only pods with the recorded secrets or ServiceAccounts use it.
-    SomeCredentials,
-    /// It has begun to pull the image, and hasn't ended.
-    Pulling,
-    /// It can't read its record.
-    Unreadable,
-    /// A reason that only a newer version knows.
-    #[serde(other)]
-    Other,
 }
 
 impl ImageResult {
@@ -359,12 +315,8 @@ impl ImageResult {
             bytes: None,
             attempts: 0,
             pinned: None,
-            pulled_by: None,
-            pulled_by_reason: String::new(),
+            facts: ImageFacts::default(),
             from_peers: None,
-            unshared_reason: String::new(),
-            kubelet_record: None,
-            kubelet_record_reason: String::new(),
             took: None,
             ended: None,
         }

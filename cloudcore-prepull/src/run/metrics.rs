@@ -199,7 +199,7 @@ impl Metrics {
             if image.attempts > 0 {
                 self.counted.image_tries.get_or_create(&outcome).inc_by(image.attempts.into());
             }
-            if let (Some(by), Some(bytes)) = (image.pulled_by, image.bytes) {
+            if let (Some(by), Some(bytes)) = (image.facts.pulled_by, image.bytes) {
                 let by = match by {
                     PulledBy::Agent => "agent",
                     PulledBy::Runtime => "runtime",

@@ -43,7 +43,7 @@ use std::sync::{Arc, Mutex};
 
 use prepull_api::failure::FailureCode;
 use prepull_api::image::Reference;
-use prepull_api::task::{JobUid, PulledBy};
+use prepull_api::task::{ImageFacts, JobUid, PulledBy};
 use prepull_api::wire::{Filesystem, truncate_note, truncate_reason};
 use tokio::sync::{Semaphore, watch};
 
@@ -251,11 +251,13 @@ impl<P: Puller> Fetching<P> {
                 Some(truncate_reason(&format!("pulled without a valid signature: {reason}")))
             }
         };
-        let (from_peers, why_not_shared) = match &download.shared {
-            Some(shared) => (shared.delivered(), shared.why_not()),
-            None => (None, String::new()),
+        let shared = download.shared.as_ref();
+        let facts = ImageFacts {
+            pulled_by: Some(PulledBy::Agent),
+            unshared_reason: shared.map(Shared::why_not).unwrap_or_default(),
+            ..pulled.facts
         };
-        Ok(Pulled { warning, by: PulledBy::Agent, from_peers, why_not_shared, ..pulled })
+        Ok(Pulled { warning, facts, from_peers: shared.and_then(Shared::delivered), ..pulled })
     }
 
     /// Leaves a pull to the runtime, unless the task requires something that only the agent can do.
@@ -277,8 +279,9 @@ impl<P: Puller> Fetching<P> {
             return refuse("a pull by the container runtime keeps no limit of bytes a second");
         }
         tracing::debug!(image = request.reference, why, "left to the container runtime");
-        let pulled = self.inner.pull(request, progress).await?;
-        Ok(Pulled { why_not_agent: truncate_note(why), ..pulled })
+        let mut pulled = self.inner.pull(request, progress).await?;
+        pulled.facts.pulled_by_reason = truncate_note(why);
+        Ok(pulled)
     }
 }
 

@@ -12,7 +12,7 @@ use std::future::Future;
 
 use prepull_api::credentials::RegistryCredential;
 use prepull_api::download::Verification;
-use prepull_api::task::{Bytes, JobUid, PulledBy, SandboxMetadata, TaskId};
+use prepull_api::task::{Bytes, ImageFacts, JobUid, SandboxMetadata, TaskId};
 use prepull_api::wire::Filesystem;
 use tokio::time::Instant;
 
@@ -153,15 +153,10 @@ pub struct Pulled {
     pub warning: Option<String>,
     /// Whether the whole image is on disk, so that it survives a power cut.
     pub is_flushed: bool,
-    /// The program that downloaded it.
-    pub by: PulledBy,
-    /// Reason why the agent didn't download it; empty if it did. At most [`prepull_api::wire::MAX_NOTE`] bytes.
-    pub why_not_agent: String,
+    /// Facts for the result: the pullers fill in what they know.
+    pub facts: ImageFacts,
     /// Bytes from neighbours of the site. `None` if there were none.
     pub from_peers: Option<u64>,
-    /// Reason why the site shares nothing with this node although the task requests it; empty otherwise. At most
-    /// [`prepull_api::wire::MAX_NOTE`] bytes.
-    pub why_not_shared: String,
 }
 
 /// Description of an image that the runtime already has.

@@ -22,7 +22,7 @@ fn the_exposition_stays_the_same() {
     // One image for all families: a family with several lines has them in any order.
     let failed = ended(ImageOutcome::Failed, Some(FailureCode::NoSpace));
     let took = Some(Duration::from_secs(2));
-    metrics.count_image(&ImageResult { pulled_by: Some(PulledBy::Agent), took, ..failed });
+    metrics.count_image(&ImageResult { facts: PulledBy::Agent.into(), took, ..failed });
     metrics.count_downloaded(5, false);
     metrics.count_served(7);
     metrics.count_removed(11);
@@ -38,8 +38,8 @@ fn events_and_session_are_exposed() {
     let metrics = Metrics::default();
     metrics.set_connected(true);
     metrics.count_task(TaskOutcome::Failed);
-    let pulled_by = Some(PulledBy::Agent);
-    metrics.count_image(&ImageResult { pulled_by, ..ended(ImageOutcome::Pulled, None) });
+    let facts = PulledBy::Agent.into();
+    metrics.count_image(&ImageResult { facts, ..ended(ImageOutcome::Pulled, None) });
     let text = metrics.render();
     assert!(text.contains("edgecore_prepull_connected 1"), "{text}");
     assert!(text.contains("edgecore_prepull_images_total{outcome=\"there\"} 1"), "{text}");

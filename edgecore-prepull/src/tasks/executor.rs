@@ -29,7 +29,8 @@ use futures::future::join_all;
 use prepull_api::download::DownloadTerms;
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{
-    CheckItem, CheckOutcome, ImageOutcome, ImageResult, ImageTask, KubeletRecord, Task, TaskId, TaskOutcome,
+    CheckItem, CheckOutcome, ImageFacts, ImageOutcome, ImageResult, ImageTask, KubeletRecord, Task, TaskId,
+    TaskOutcome,
 };
 use prepull_api::wire::truncate_reason;
 use tokio::sync::{mpsc, watch};
@@ -208,7 +209,8 @@ impl<P: Puller> Executor<P> {
             let mut result = self.images.pull(context, index, image).await;
             // The board already has the result, so a deadline during this look doesn't cost us the image.
             if let Some(AskReason { record, text }) = self.find_ask_reason(image, &result).await {
-                (result.kubelet_record, result.kubelet_record_reason) = (Some(record), text);
+                let facts = &mut result.facts;
+                (facts.kubelet_record, facts.kubelet_record_reason) = (Some(record), text);
                 result = context.board.end(index, result);
             }
             result.took = context.board.time_since_first_attempt(index);
@@ -279,15 +281,18 @@ fn log_end(image: &ImageTask, result: &ImageResult) {
         bytes,
         attempts,
         pinned,
-        pulled_by,
-        pulled_by_reason: left_because,
+        facts,
         from_peers,
-        unshared_reason: not_shared_because,
-        kubelet_record,
-        kubelet_record_reason,
         took,
         ended: _,
     } = result;
+    let ImageFacts {
+        pulled_by,
+        pulled_by_reason: left_because,
+        unshared_reason: not_shared_because,
+        kubelet_record,
+        kubelet_record_reason,
+    } = facts;
     let image = &image.reference;
     let done = bytes.map(|bytes| bytes.done);
     let bytes = bytes.map(|bytes| bytes.total);

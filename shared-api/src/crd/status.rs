@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::FailureCode;
-use crate::task::{KubeletRecord, PulledBy};
+use crate::task::ImageFacts;
 
 /// Most nodes in `nodeStatus`, and in `skippedNodes`. Of more nodes, those that need attention are listed.
 pub const MAX_NODES_IN_STATUS: usize = 200;
@@ -320,23 +320,9 @@ pub struct ImageStatus {
     /// leaves it alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinned: Option<bool>,
-    /// Who has downloaded the image: the agent, or the container runtime. Absent if it was there already.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pulled_by: Option<PulledBy>,
-    /// Why the agent has left the download to the container runtime.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub pulled_by_reason: String,
-    /// Why the node got nothing from the neighbours of its site, although the job shares layers within sites.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub unshared_reason: String,
-    /// Why the kubelet will ask the registry before pods may use the image, although it is on the node: OtherRepository,
-    /// NoCredentials, SomeCredentials, Pulling or Unreadable, by the kubelet's records at the time of the pull. Absent if no
-    /// reason was found.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub kubelet_record: Option<KubeletRecord>,
-    /// The same as one sentence.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub kubelet_record_reason: String,
+    /// Facts about the image, by its edge.
+    #[serde(flatten)]
+    pub facts: ImageFacts,
 }
 
 /// Progress of an image in compressed bytes.

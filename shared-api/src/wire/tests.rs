@@ -15,8 +15,8 @@ use crate::download::{Verification, VerificationMode, Weekday, Zone};
 use crate::failure::FailureCode;
 use crate::sites::{BlobNews, BlobSource, BlobState, From, Peer, PeerFailure, PeerFault};
 use crate::task::{
-    Bytes, CheckItem, CheckOutcome, ImageOutcome, ImagePhase, ImageResult, ImageTask, JobUid, KubeletRecord,
-    PullPolicy, PulledBy, SandboxMetadata, TaskOutcome,
+    Bytes, CheckItem, CheckOutcome, ImageFacts, ImageOutcome, ImagePhase, ImageResult, ImageTask, JobUid,
+    KubeletRecord, PullPolicy, PulledBy, SandboxMetadata, TaskOutcome,
 };
 
 fn window() -> Window {
@@ -52,10 +52,13 @@ fn a_result_always_fits_into_a_message() {
             code: Some(FailureCode::PlatformMismatch),
             attempts: u32::MAX,
             pinned: Some(false),
-            pulled_by: Some(PulledBy::Runtime),
-            pulled_by_reason: truncate_note(&reason),
-            kubelet_record: Some(KubeletRecord::OtherRepository),
-            kubelet_record_reason: truncate_note(&reason),
+            facts: ImageFacts {
+                pulled_by: Some(PulledBy::Runtime),
+                pulled_by_reason: truncate_note(&reason),
+                unshared_reason: String::new(),
+                kubelet_record: Some(KubeletRecord::OtherRepository),
+                kubelet_record_reason: truncate_note(&reason),
+            },
             took: Some(Duration::MAX),
             ended: Some(Duration::MAX),
             ..ImageResult::new(ImageOutcome::Failed)
@@ -191,8 +194,10 @@ fn results_keep_their_bytes() {
                     },
                     ImageResult { pinned: Some(true), ..image(ImageOutcome::Present) },
                     ImageResult {
-                        pulled_by: Some(PulledBy::Runtime),
-                        pulled_by_reason: "--fetch=runtime".to_owned(),
+                        facts: ImageFacts {
+                            pulled_by_reason: "--fetch=runtime".to_owned(),
+                            ..PulledBy::Runtime.into()
+                        },
                         ..image(ImageOutcome::Pulled)
                     },
                     ImageResult {
@@ -239,8 +244,11 @@ fn image_times_are_optional_milliseconds() {
 #[test]
 fn the_kubelets_record_may_be_missing_or_new() {
     let image = ImageResult {
-        kubelet_record: Some(KubeletRecord::OtherRepository),
-        kubelet_record_reason: "it has a record".to_owned(),
+        facts: ImageFacts {
+            kubelet_record: Some(KubeletRecord::OtherRepository),
+            kubelet_record_reason: "it has a record".to_owned(),
+            ..ImageFacts::default()
+        },
         ..ImageResult::new(ImageOutcome::Present)
     };
     let text = r#"{"outcome":"present","attempts":0,"kubeletRecord":"OtherRepository","kubeletRecordReason":"it has a record"}"#;
@@ -248,15 +256,15 @@ fn the_kubelets_record_may_be_missing_or_new() {
     assert_eq!(serde_json::from_str::<ImageResult>(text).unwrap(), image);
     let newer = text.replace("OtherRepository", "Borrowed");
     let newer = serde_json::from_str::<ImageResult>(&newer).unwrap();
-    assert_eq!(newer.kubelet_record, Some(KubeletRecord::Other));
+    assert_eq!(newer.facts.kubelet_record, Some(KubeletRecord::Other));
     let older = serde_json::from_str::<ImageResult>(r#"{"outcome":"present","attempts":0}"#).unwrap();
-    assert_eq!((older.kubelet_record, older.kubelet_record_reason.as_str()), (None, ""));
+    assert_eq!((older.facts.kubelet_record, older.facts.kubelet_record_reason.as_str()), (None, ""));
 }
 
 #[test]
 fn an_unknown_puller_is_read() {
     let image = r#"{"outcome":"pulled","attempts":1,"pulledBy":"Neighbour"}"#;
-    assert_eq!(serde_json::from_str::<ImageResult>(image).unwrap().pulled_by, Some(PulledBy::Other));
+    assert_eq!(serde_json::from_str::<ImageResult>(image).unwrap().facts.pulled_by, Some(PulledBy::Other));
 }
 
 #[test]

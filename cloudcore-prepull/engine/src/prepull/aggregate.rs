@@ -178,9 +178,7 @@ fn shortened(node: &NodeStatus) -> NodeStatus {
     node.action_flow.iter_mut().for_each(|action| action.reason = short(&action.reason));
     for image in &mut node.image_status {
         image.reason = short(&image.reason);
-        image.pulled_by_reason = short(&image.pulled_by_reason);
-        image.unshared_reason = short(&image.unshared_reason);
-        image.kubelet_record_reason = short(&image.kubelet_record_reason);
+        image.facts.texts().into_iter().for_each(|text| *text = short(text));
     }
     node
 }
@@ -191,9 +189,7 @@ fn without_reasons(node: &NodeStatus) -> NodeStatus {
     node.action_flow.iter_mut().for_each(|action| action.reason.clear());
     for image in &mut node.image_status {
         image.reason.clear();
-        image.pulled_by_reason.clear();
-        image.unshared_reason.clear();
-        image.kubelet_record_reason.clear();
+        image.facts.texts().into_iter().for_each(String::clear);
     }
     node
 }
@@ -300,13 +296,7 @@ mod tests {
                 let mut node = node(&format!("node-{n}"), NodePhase::Failure, 256);
                 for image in &mut node.image_status {
                     "r/a:1".clone_into(&mut image.image);
-                    let reasons = [
-                        &mut image.reason,
-                        &mut image.pulled_by_reason,
-                        &mut image.unshared_reason,
-                        &mut image.kubelet_record_reason,
-                    ];
-                    for reason in reasons {
+                    for reason in image.facts.texts().into_iter().chain([&mut image.reason]) {
                         *reason = "\u{1f4a5}".repeat(256);
                     }
                     image.digest = Some(format!("sha512:{}", "f".repeat(128)));
@@ -324,7 +314,7 @@ mod tests {
         let mut whole = node("n", NodePhase::Failure, 1);
         whole.reason = "é".repeat(1024);
         whole.image_status[0].reason.clone_from(&whole.reason);
-        whole.image_status[0].kubelet_record_reason.clone_from(&whole.reason);
+        whole.image_status[0].facts.kubelet_record_reason.clone_from(&whole.reason);
         whole.action_flow.push(ActionStatus {
             action: Action::Pull,
             status: Tristate::False,
@@ -337,7 +327,7 @@ mod tests {
         let reasons = [
             &shortened.reason,
             &image.reason,
-            &image.kubelet_record_reason,
+            &image.facts.kubelet_record_reason,
             &shortened.action_flow[0].reason,
         ];
         assert_eq!(reasons, [&cut; 4]);

@@ -152,9 +152,10 @@ impl Tally {
 /// it should be for a private image, and doesn't count.
 fn ask_reason_of(node: &NodeStatus) -> Option<String> {
     let is_there = node.image_status.iter().filter(|image| image.status == Tristate::True);
-    let mut asking = is_there
-        .filter(|image| image.kubelet_record.is_some_and(|record| record != KubeletRecord::SomeCredentials));
-    Some(tame(&asking.next()?.kubelet_record_reason))
+    let mut asking = is_there.filter(|image| {
+        image.facts.kubelet_record.is_some_and(|record| record != KubeletRecord::SomeCredentials)
+    });
+    Some(tame(&asking.next()?.facts.kubelet_record_reason))
 }
 
 /// A part of a whole, from 0 to 1.

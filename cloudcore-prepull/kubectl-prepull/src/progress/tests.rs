@@ -142,8 +142,8 @@ fn nodes_whose_kubelet_asks_are_counted() {
     let of = |name: &str, record| {
         let mut node = node(name, NodePhase::Successful, 180);
         node.image_status[0].status = Tristate::True;
-        node.image_status[0].kubelet_record = Some(record);
-        node.image_status[0].kubelet_record_reason = "the kubelet asks".to_owned();
+        node.image_status[0].facts.kubelet_record = Some(record);
+        node.image_status[0].facts.kubelet_record_reason = "the kubelet asks".to_owned();
         node
     };
     let other = KubeletRecord::OtherRepository;

@@ -34,7 +34,7 @@ fn result(outcome: TaskOutcome) -> Input {
     let timed = |image: ImageResult| {
         let (took, ended) = (Some(Duration::from_secs(2)), Some(Duration::from_secs(12)));
         let bytes = Some(Bytes { done: 1000, total: 1000 });
-        ImageResult { took, ended, bytes, pulled_by: Some(PulledBy::Agent), ..image }
+        ImageResult { took, ended, bytes, facts: PulledBy::Agent.into(), ..image }
     };
     let images = match outcome {
         TaskOutcome::Succeeded => vec![timed(image(ImageOutcome::Pulled, None))],

@@ -91,7 +91,7 @@ fn of_image(reference: String, image: &ImageResult) -> Vec<KeyValue> {
         ImageOutcome::Stopped => "stopped",
         ImageOutcome::Other => "other",
     };
-    let by = image.pulled_by.map(|by| match by {
+    let by = image.facts.pulled_by.map(|by| match by {
         PulledBy::Agent => "agent",
         PulledBy::Runtime => "runtime",
         PulledBy::Other => "other",

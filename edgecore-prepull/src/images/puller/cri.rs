@@ -18,7 +18,7 @@ use prepull_api::credentials::RegistryCredential;
 use prepull_api::download::{Verification, VerificationMode};
 use prepull_api::failure::FailureCode;
 use prepull_api::image::Reference;
-use prepull_api::task::{JobUid, SandboxMetadata};
+use prepull_api::task::{JobUid, PulledBy, SandboxMetadata};
 use prepull_api::wire::Filesystem;
 use tokio::time::timeout;
 use tonic::transport::Channel;
@@ -214,9 +214,11 @@ impl Puller for CriPuller {
         };
         let ((), digest, id) =
             tokio::join!(release, self.find_digest(reference), self.find_id(reference, &image_ref));
-        let Some(digest) = digest else { return Ok(Pulled { id, warning, ..Pulled::default() }) };
-        let bytes = self.content.image_size(&digest).await;
-        Ok(Pulled { digest: Some(digest), id, bytes, warning, ..Pulled::default() })
+        let bytes = match &digest {
+            Some(digest) => self.content.image_size(digest).await,
+            None => None,
+        };
+        Ok(Pulled { digest, id, bytes, warning, facts: PulledBy::Runtime.into(), ..Pulled::default() })
     }
 
     async fn look_up(&self, reference: &str) -> Result<Option<Present>, PullError> {

@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use prepull_api::task::{Bytes, JobUid, PulledBy, SandboxMetadata};
+use prepull_api::task::{Bytes, ImageFacts, JobUid, PulledBy, SandboxMetadata};
 use prepull_api::wire::Filesystem;
 use tokio::time::sleep;
 
@@ -155,8 +155,10 @@ impl Puller for Fake {
             id: Some("sha256:i".to_owned()),
             bytes: Some(Bytes { done: 100, total: 100 }),
             is_flushed: state.pulls_to_disk,
-            by: PulledBy::Runtime,
-            why_not_agent: "the fake has no agent".to_owned(),
+            facts: ImageFacts {
+                pulled_by_reason: "the fake has no agent".to_owned(),
+                ..PulledBy::Runtime.into()
+            },
             ..Pulled::default()
         })
     }

@@ -347,17 +347,9 @@ fn failed(error: &PullError) -> ImageResult {
 }
 
 fn just_pulled(pulled: Pulled) -> ImageResult {
-    let Pulled { digest, id, bytes, warning, is_flushed: _, by, why_not_agent, from_peers, why_not_shared } =
-        pulled;
-    let result = on_node(ImageOutcome::Pulled, digest, id, bytes);
-    ImageResult {
-        reason: warning.unwrap_or_default(),
-        pulled_by: Some(by),
-        pulled_by_reason: why_not_agent,
-        from_peers,
-        unshared_reason: why_not_shared,
-        ..result
-    }
+    let Pulled { digest, id, bytes, warning, is_flushed: _, facts, from_peers } = pulled;
+    let reason = warning.unwrap_or_default();
+    ImageResult { reason, facts, from_peers, ..on_node(ImageOutcome::Pulled, digest, id, bytes) }
 }
 
 fn unknown_policy() -> PullError {

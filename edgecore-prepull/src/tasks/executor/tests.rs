@@ -736,9 +736,9 @@ async fn a_result_names_the_downloader() {
     let end = run(&fake, execution(images)).await;
     assert_eq!(outcomes(&end), [New, Already]);
     let [pulled, there] = end.images.as_slice() else { panic!("{end:?}") };
-    assert_eq!(pulled.pulled_by, Some(PulledBy::Runtime));
-    assert_eq!(pulled.pulled_by_reason, "the fake has no agent");
-    assert_eq!((there.pulled_by, there.pulled_by_reason.as_str()), (None, ""));
+    assert_eq!(pulled.facts.pulled_by, Some(PulledBy::Runtime));
+    assert_eq!(pulled.facts.pulled_by_reason, "the fake has no agent");
+    assert_eq!((there.facts.pulled_by, there.facts.pulled_by_reason.as_str()), (None, ""));
 }
 
 #[tokio::test(start_paused = true)]
@@ -759,14 +759,14 @@ async fn a_result_has_the_kubelets_reason() {
     let images = vec![always("pulled"), image("there", PullPolicy::IfNotPresent, 0), always("broken")];
     let mut run = start(&Arc::new(executor), execution(images));
     let end = (&mut run.end).await.unwrap();
-    let records: Vec<_> = end.images.iter().map(|image| image.kubelet_record).collect();
+    let records: Vec<_> = end.images.iter().map(|image| image.facts.kubelet_record).collect();
     let asks = Some(KubeletRecord::NoCredentials);
     assert_eq!(records, [asks, asks, None]);
-    assert!(end.images[0].kubelet_record_reason.contains("asks the registry"), "{end:?}");
+    assert!(end.images[0].facts.kubelet_record_reason.contains("asks the registry"), "{end:?}");
     // The ledger gets the same.
     while let Ok(update) = run.updates.try_recv() {
         if let TaskUpdate::ImageEnded { index, result } = update {
-            assert_eq!(result.kubelet_record, records[index]);
+            assert_eq!(result.facts.kubelet_record, records[index]);
         }
     }
 }

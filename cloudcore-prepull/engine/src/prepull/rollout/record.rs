@@ -159,12 +159,8 @@ pub(super) fn apply_result(
             bytes: amount,
             attempts,
             pinned,
-            pulled_by,
-            pulled_by_reason,
+            facts,
             from_peers,
-            unshared_reason,
-            kubelet_record,
-            kubelet_record_reason,
             took: _,
             ended: _,
         } = result;
@@ -179,11 +175,8 @@ pub(super) fn apply_result(
         image.bytes = amount.map(|amount| bytes(amount, *from_peers)).or(image.bytes);
         image.attempts = *attempts;
         image.pinned = *pinned;
-        image.pulled_by = *pulled_by;
-        image.pulled_by_reason = truncate_note(pulled_by_reason);
-        image.unshared_reason = truncate_note(unshared_reason);
-        image.kubelet_record = *kubelet_record;
-        image.kubelet_record_reason = truncate_note(kubelet_record_reason);
+        image.facts = facts.clone();
+        image.facts.texts().into_iter().for_each(|text| *text = truncate_note(text));
     }
     let check = match &result.check {
         Some(check) if check.passed => action(Action::Check, Tristate::True, "", now),

@@ -361,11 +361,14 @@ fn the_record_keeps_each_images_downloader() {
     all_online(&mut rollout, 1);
     rollout.advance(at(0));
     let mut result = result(TaskOutcome::Succeeded);
-    result.images[0].pulled_by = Some(PulledBy::Runtime);
-    result.images[0].pulled_by_reason = "x".repeat(5000);
+    result.images[0].facts.pulled_by = Some(PulledBy::Runtime);
+    result.images[0].facts.pulled_by_reason = "x".repeat(5000);
     assert!(rollout.record_result(&node(0), Some(&plan()), &result, at(1)));
     let image = &rollout.record(&node(0)).unwrap().image_status[0];
-    assert_eq!((image.pulled_by, image.pulled_by_reason.len()), (Some(PulledBy::Runtime), MAX_NOTE));
+    assert_eq!(
+        (image.facts.pulled_by, image.facts.pulled_by_reason.len()),
+        (Some(PulledBy::Runtime), MAX_NOTE)
+    );
 }
 
 #[test]
@@ -374,12 +377,12 @@ fn the_record_keeps_the_kubelets_reason() {
     all_online(&mut rollout, 1);
     rollout.advance(at(0));
     let mut result = result(TaskOutcome::Succeeded);
-    result.images[0].kubelet_record = Some(KubeletRecord::OtherRepository);
-    result.images[0].kubelet_record_reason = "x".repeat(5000);
+    result.images[0].facts.kubelet_record = Some(KubeletRecord::OtherRepository);
+    result.images[0].facts.kubelet_record_reason = "x".repeat(5000);
     assert!(rollout.record_result(&node(0), Some(&plan()), &result, at(1)));
     let image = &rollout.record(&node(0)).unwrap().image_status[0];
     let expected = (Some(KubeletRecord::OtherRepository), MAX_NOTE);
-    assert_eq!((image.kubelet_record, image.kubelet_record_reason.len()), expected);
+    assert_eq!((image.facts.kubelet_record, image.facts.kubelet_record_reason.len()), expected);
 }
 
 #[test]

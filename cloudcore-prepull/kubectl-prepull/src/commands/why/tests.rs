@@ -6,7 +6,7 @@ use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::status::{ImageStatus, NodePhase, NodeStatus, Tristate};
 use prepull_api::edges::Edge;
 use prepull_api::failure::FailureCode;
-use prepull_api::task::KubeletRecord;
+use prepull_api::task::{ImageFacts, KubeletRecord};
 use prepull_api::wire::Filesystem;
 use serde_json::json;
 
@@ -205,8 +205,11 @@ fn kubelet_records_are_open_points() {
     let image = |name: &str, kubelet_record| ImageStatus {
         image: name.to_owned(),
         status: Tristate::True,
-        kubelet_record,
-        kubelet_record_reason: format!("why {name}"),
+        facts: ImageFacts {
+            kubelet_record,
+            kubelet_record_reason: format!("why {name}"),
+            ..ImageFacts::default()
+        },
         ..ImageStatus::default()
     };
     let of = |images: Vec<ImageStatus>| {

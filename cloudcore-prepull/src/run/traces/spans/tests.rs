@@ -30,7 +30,7 @@ fn ended() -> Ended {
         attempts: 1,
         bytes: Some(Bytes { done: 100, total: 100 }),
         from_peers: Some(60),
-        pulled_by: Some(PulledBy::Agent),
+        facts: PulledBy::Agent.into(),
         took: Some(Duration::from_secs(8)),
         ended: Some(Duration::from_secs(10)),
         ..ImageResult::new(ImageOutcome::Pulled)

@@ -13,7 +13,7 @@ pub(super) fn points(of: &OfJob, node: &str) -> Vec<Point> {
     let images = of.record.iter().flat_map(|record| &record.image_status);
     let mut found: Vec<(KubeletRecord, &ImageStatus, u64)> = Vec::new();
     for image in images.filter(|image| image.status == Tristate::True) {
-        let Some(kind) = image.kubelet_record else { continue };
+        let Some(kind) = image.facts.kubelet_record else { continue };
         match found.iter_mut().find(|(other, ..)| *other == kind) {
             Some((_, _, images)) => *images += 1,
             None => found.push((kind, image, 1)),
@@ -26,7 +26,7 @@ pub(super) fn points(of: &OfJob, node: &str) -> Vec<Point> {
 fn point(kind: KubeletRecord, first: &ImageStatus, images: u64, job: &str, node: &str) -> Point {
     let more = images - 1;
     let more = if more > 0 { format!(" and {}", count(more, "more image")) } else { String::new() };
-    let reason = &first.kubelet_record_reason;
+    let reason = &first.facts.kubelet_record_reason;
     let point = Point::open(format!("job {job} has brought {}{more}: {reason}", first.image));
     let use_once = format!("have a pod on {node} use it once while the registry is in reach");
     match kind {
