@@ -22,7 +22,8 @@ use tracing::{Instrument, info, info_span, warn};
 use crate::cloud::endpoint::{BadUrl, ENROLL_SCHEME, TUNNEL_SCHEME, Urls};
 use crate::cloud::identity::{Connection, Identity, IdentityError};
 use crate::cloud::join::{self, JoinArgs};
-use crate::cloud::tunnel::{Link, dial};
+use crate::cloud::tunnel::Link;
+use crate::cloud::tunnel::dial::{self, Dial};
 use crate::commands::args::{Cli, Command, RunArgs};
 use crate::commands::{install, pull, uninstall};
 use crate::config::{Effective, Listen, MaxTasks, Rate, Settings};
@@ -174,14 +175,8 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<ExitCode> {
     let (events, tunnel_events) = mpsc::channel(EVENTS);
     let (link, outgoing) = Link::new(MESSAGES);
     let node = tasks.spawn(node.run(tunnel_events, link, shutdown.clone()));
-    let dialler = dial::run_measured(
-        (metrics, peer_address),
-        identity,
-        tunnel_urls,
-        events,
-        outgoing,
-        shutdown.clone(),
-    );
+    let dial = Dial::new(dial::Settings::default(), identity, events, shutdown.clone());
+    let dialler = dial.measured(metrics, peer_address).keep_session(tunnel_urls, outgoing);
     let tunnel = tasks.spawn(dialler.instrument(info_span!("tunnel")));
     tasks.close();
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use edgecore_prepull::cloud::identity::Identity;
 use edgecore_prepull::cloud::join::{self, JoinArgs, JoinError, Joined};
-use edgecore_prepull::cloud::tunnel::dial::{self, Settings};
+use edgecore_prepull::cloud::tunnel::dial::{Dial, Settings};
 use edgecore_prepull::cloud::tunnel::{Link, TunnelEvent};
 use prepull_api::enroll::JoinToken;
 use prepull_api::wire::{CloudMessage, Hello, Welcome};
@@ -98,9 +98,8 @@ impl Agent {
         let (link, outgoing) = Link::new(8);
         let (sender, events) = mpsc::channel(8);
         let shutdown = CancellationToken::new();
-        let dialler =
-            dial::run_with(settings, identity.clone(), tunnel_urls, sender, outgoing, shutdown.clone());
-        tokio::spawn(dialler);
+        let dial = Dial::new(settings, identity.clone(), sender, shutdown.clone());
+        tokio::spawn(dial.keep_session(tunnel_urls, outgoing));
         Self { identity, link, events, _stop: shutdown.clone().drop_guard(), shutdown, _state: state }
     }
 

@@ -7,7 +7,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
 use edgecore_prepull::cloud::identity::Identity;
-use edgecore_prepull::cloud::tunnel::{Link, TunnelEvent, dial};
+use edgecore_prepull::cloud::tunnel::dial::{self, Dial};
+use edgecore_prepull::cloud::tunnel::{Link, TunnelEvent};
 use edgecore_prepull::tasks::agent::{Agent, AgentEffect, AgentEvent, Now, TaskRecord};
 use prepull_api::task::TaskId;
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello};
@@ -178,7 +179,8 @@ impl Edge {
         let (link, outgoing) = Link::new(QUEUE);
         let (events, tunnel) = mpsc::channel(QUEUE);
         let (identity, url) = (self.identity.clone(), url.clone());
-        let run = dial::run_with(settings, identity, url, events, outgoing, shutdown.clone());
+        let dial = Dial::new(settings, identity, events, shutdown.clone());
+        let run = dial.keep_session(url, outgoing);
         let task = tasks.spawn(async move {
             let _ = run.await; // it fails for a wrong URL alone, and ours has the form of one
         });

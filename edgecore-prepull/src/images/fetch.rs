@@ -223,6 +223,7 @@ impl<P: Puller> Fetching<P> {
             repository: &repository,
             facts: &facts,
             reference: request.reference,
+            image: &image,
             source: Source::of_reference(request.reference),
             lease: &lease,
             buckets,
@@ -236,9 +237,9 @@ impl<P: Puller> Fetching<P> {
                 .and_then(|neighbourhood| Shared::new(neighbourhood, &request.terms)),
         };
         let brought = async {
-            let unpacked = download.fetch(&image, &layers, progress).await?;
+            let unpacked = download.fetch(&layers, progress).await?;
             drop(watched);
-            self.finish(request, &reference, &image, &download, unpacked).await
+            self.finish(request, &reference, &download, unpacked).await
         };
         // The runtime has given a lease, so it was there.
         let pulled = brought

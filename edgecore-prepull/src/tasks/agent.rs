@@ -200,7 +200,11 @@ impl Agent {
     fn assign(&mut self, assign: Assign, now: Now, effects: &mut Vec<AgentEffect>) {
         let new_turn = self.queue.take_turn();
         match self.tasks.get_mut(&assign.task.id) {
-            Some(entry) => entry.assign_again(assign, &self.clock, new_turn, self.connected, now, effects),
+            Some(entry) if entry.has_result() => entry.send_result(self.connected, effects),
+            Some(entry) => {
+                let terms = entry.read_terms(assign, &self.clock, now);
+                entry.renew(terms, new_turn, effects);
+            }
             None => self.assign_new(assign, now, effects),
         }
     }

@@ -15,7 +15,7 @@ use ring::digest::{Context, SHA256};
 use zeroize::Zeroizing;
 
 pub(crate) use challenge::{Challenge, Scheme, parse};
-pub(crate) use token::fetch;
+pub(crate) use token::{Demand, fetch};
 
 /// Most tokens that are kept, over all registries, repositories and credentials.
 const MAX_TOKENS: usize = 512;

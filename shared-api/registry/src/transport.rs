@@ -44,19 +44,20 @@ type HttpClient = Client<Connector, Full<Bytes>>;
 
 /// Sends requests; shared by all registries.
 pub(crate) struct Transport {
-    clients: Mutex<HashMap<ClientKey, HttpClient>>,
+    clients: Mutex<HashMap<(TlsKey, Link), HttpClient>>,
     proxies: Arc<Proxies>,
     user_agent: HeaderValue,
     time: Arc<dyn TimeProvider>,
 }
 
-/// What connections have in common that are kept together.
-#[derive(PartialEq, Eq, Hash)]
-struct ClientKey {
-    tls: TlsKey,
-    reach: Reach,
-    dial: Duration,
-    receive_ahead: Option<usize>,
+/// Properties of a connection besides its TLS.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Link {
+    pub(crate) reach: Reach,
+    /// Limit on the time to connect.
+    pub(crate) dial: Duration,
+    /// As in [`Ask`].
+    pub(crate) receive_ahead: Option<usize>,
 }
 
 /// A response, and where it is from.
@@ -122,8 +123,8 @@ impl Transport {
             *request.method_mut() = ask.method.clone();
             *request.uri_mut() = uri.clone();
             *request.headers_mut() = headers;
-            let response =
-                self.send_over(&endpoint.tls, reach, endpoint.dial, ask.receive_ahead, request).await;
+            let link = Link { reach, dial: endpoint.dial, receive_ahead: ask.receive_ahead };
+            let response = self.send(&endpoint.tls, link, request).await;
             let response = response.map_err(|failed| if own { failed } else { failed.of_redirect(&uri) })?;
             if hop == 0 {
                 on_loopback = is_on_loopback(&response);
@@ -144,19 +145,7 @@ impl Transport {
     pub(crate) async fn send(
         &self,
         tls: &Tls,
-        reach: Reach,
-        dial: Duration,
-        request: Request<Full<Bytes>>,
-    ) -> Result<Response<Incoming>, Failed> {
-        self.send_over(tls, reach, dial, None, request).await
-    }
-
-    async fn send_over(
-        &self,
-        tls: &Tls,
-        reach: Reach,
-        dial: Duration,
-        receive_ahead: Option<usize>,
+        link: Link,
         mut request: Request<Full<Bytes>>,
     ) -> Result<Response<Incoming>, Failed> {
         let headers = request.headers_mut();
@@ -169,7 +158,7 @@ impl Transport {
         {
             request.headers_mut().insert(PROXY_AUTHORIZATION, authorization);
         }
-        let client = self.client(tls, reach, dial, receive_ahead)?;
+        let client = self.client(tls, link)?;
         match timeout(HEAD, client.request(request)).await {
             Ok(Ok(response)) => Ok(response),
             Ok(Err(error)) => Err(Failed::of(&error)),
@@ -180,14 +169,9 @@ impl Transport {
         }
     }
 
-    fn client(
-        &self,
-        tls: &Tls,
-        reach: Reach,
-        dial: Duration,
-        receive_ahead: Option<usize>,
-    ) -> Result<HttpClient, RegistryError> {
-        let key = ClientKey { tls: tls.key(), reach, dial, receive_ahead };
+    fn client(&self, tls: &Tls, link: Link) -> Result<HttpClient, RegistryError> {
+        let Link { reach, dial, receive_ahead } = link;
+        let key = (tls.key(), link);
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(client) = clients.get(&key) {
             return Ok(client.clone());

@@ -80,37 +80,11 @@ pub async fn run(
     outgoing: mpsc::Receiver<EdgeMessage>,
     shutdown: CancellationToken,
 ) -> Result<(), BadUrl> {
-    run_with(Settings::default(), identity, tunnel_urls, events, outgoing, shutdown).await
+    Dial::new(Settings::default(), identity, events, shutdown).keep_session(tunnel_urls, outgoing).await
 }
 
-/// [`run`] with other timing.
-pub async fn run_with(
-    settings: Settings,
-    identity: Identity,
-    tunnel_urls: impl Into<Urls>,
-    events: mpsc::Sender<TunnelEvent>,
-    outgoing: mpsc::Receiver<EdgeMessage>,
-    shutdown: CancellationToken,
-) -> Result<(), BadUrl> {
-    Dial::new(settings, identity, events, shutdown).keep_session(tunnel_urls.into(), outgoing).await
-}
-
-/// [`run`] that also keeps the address of the session in the metrics, and sends this node's address for its neighbours
-/// in `Hello`.
-pub(crate) async fn run_measured(
-    (metrics, peer_address): (Arc<Metrics>, PeerAddress),
-    identity: Identity,
-    tunnel_urls: Urls,
-    events: mpsc::Sender<TunnelEvent>,
-    outgoing: mpsc::Receiver<EdgeMessage>,
-    shutdown: CancellationToken,
-) -> Result<(), BadUrl> {
-    let dial = Dial::new(Settings::default(), identity, events, shutdown);
-    let dial = Dial { metrics: Some(metrics), peer_address, ..dial };
-    dial.keep_session(tunnel_urls, outgoing).await
-}
-
-struct Dial {
+/// Dials the cloud with settings of its own; see [`run`].
+pub struct Dial {
     settings: Settings,
     identity: watch::Receiver<Arc<Current>>,
     /// Takes over the CAs that the cloud names.
@@ -160,7 +134,8 @@ struct Attempt {
 type Tunnel = Channel<TlsStream<TcpStream>>;
 
 impl Dial {
-    fn new(
+    /// Dials with these settings.
+    pub fn new(
         settings: Settings,
         trust: Identity,
         events: mpsc::Sender<TunnelEvent>,
@@ -171,13 +146,22 @@ impl Dial {
         Self { settings, identity, trust, events, shutdown, metrics, peer_address, local }
     }
 
+    /// Keeps the address of the session in the metrics, and sends this node's address for its neighbours in `Hello`.
+    #[must_use]
+    pub(crate) fn measured(self, metrics: Arc<Metrics>, peer_address: PeerAddress) -> Self {
+        Self { metrics: Some(metrics), peer_address, ..self }
+    }
+
     /// Makes one attempt after the other until `shutdown`.
-    async fn keep_session(
+    ///
+    /// # Errors
+    /// As [`run`].
+    pub async fn keep_session(
         mut self,
-        tunnel_urls: Urls,
+        tunnel_urls: impl Into<Urls>,
         mut outgoing: mpsc::Receiver<EdgeMessage>,
     ) -> Result<(), BadUrl> {
-        let endpoints = tunnel_urls.endpoints(TUNNEL_SCHEME)?;
+        let endpoints = tunnel_urls.into().endpoints(TUNNEL_SCHEME)?;
         // `endpoints` is never empty.
         let addresses = NonZeroUsize::new(endpoints.len()).unwrap_or(NonZeroUsize::MIN);
         let waits = Waits::new(self.settings.first_backoff, self.settings.last_backoff);

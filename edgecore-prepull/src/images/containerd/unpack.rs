@@ -42,7 +42,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Longest wait for a layer to be unpacked: some GiB on a slow SD card.
 const APPLY_PATIENCE: Duration = Duration::from_secs(1800);
 
-/// A layer and its snapshot.
+/// A layer, its snapshot, and the lease of both.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unpack<'a> {
     pub(crate) snapshotter: &'a str,
@@ -54,6 +54,8 @@ pub(crate) struct Unpack<'a> {
     pub(crate) diff_id: &'a str,
     /// Name of its snapshot.
     pub(crate) chain_id: &'a str,
+    /// The lease that keeps it.
+    pub(crate) lease: &'a MetadataValue<Ascii>,
 }
 
 /// Unpacks layers through containerd.
@@ -78,32 +80,26 @@ impl Unpacker {
     pub(crate) async fn unpack(
         &self,
         unpack: Unpack<'_>,
-        lease: &MetadataValue<Ascii>,
         flush: impl Future<Output = Result<(), Status>>,
     ) -> Result<(), Status> {
         let key = extraction_key(unpack.chain_id);
-        let Some(mounts) = self.prepare(unpack, &key, lease).await? else { return Ok(()) };
-        let unpacked = self.apply_and_commit(unpack, &key, mounts, lease, flush).await;
+        let Some(mounts) = self.prepare(unpack, &key).await? else { return Ok(()) };
+        let unpacked = self.apply_and_commit(unpack, &key, mounts, flush).await;
         if unpacked.is_err() {
-            let _ = self.remove(unpack.snapshotter, &key, lease).await;
+            let _ = self.remove(unpack.snapshotter, &key, unpack.lease).await;
         }
         unpacked
     }
 
     /// Mounts to unpack into. `None` if the snapshot already exists.
-    async fn prepare(
-        &self,
-        unpack: Unpack<'_>,
-        key: &str,
-        lease: &MetadataValue<Ascii>,
-    ) -> Result<Option<Vec<Mount>>, Status> {
+    async fn prepare(&self, unpack: Unpack<'_>, key: &str) -> Result<Option<Vec<Mount>>, Status> {
         let request = PrepareSnapshotRequest {
             snapshotter: unpack.snapshotter.to_owned(),
             key: key.to_owned(),
             parent: unpack.parent.unwrap_or_default().to_owned(),
             labels: labels(unpack),
         };
-        match answer_within(PATIENCE, self.snapshots.clone().prepare(leased(request, lease))).await {
+        match answer_within(PATIENCE, self.snapshots.clone().prepare(leased(request, unpack.lease))).await {
             Ok(answer) => Ok(Some(answer.mounts)),
             // This is about the snapshot of the chain, because the key is new.
             Err(status) if status.code() == Code::AlreadyExists => Ok(None),
@@ -116,13 +112,13 @@ impl Unpacker {
         unpack: Unpack<'_>,
         key: &str,
         mounts: Vec<Mount>,
-        lease: &MetadataValue<Ascii>,
         flush: impl Future<Output = Result<(), Status>>,
     ) -> Result<(), Status> {
         let diff = Some(to_wire(unpack.layer));
         // Releases before 2.0 ignore `sync_fs`.
         let request = ApplyRequest { diff, mounts, sync_fs: true, ..ApplyRequest::default() };
-        let answer = answer_within(APPLY_PATIENCE, self.diff.clone().apply(leased(request, lease))).await?;
+        let answer =
+            answer_within(APPLY_PATIENCE, self.diff.clone().apply(leased(request, unpack.lease))).await?;
         let digest = answer.applied.map(|applied| applied.digest).unwrap_or_default();
         if digest != unpack.diff_id {
             let Unpack { layer, diff_id, .. } = unpack;
@@ -138,9 +134,9 @@ impl Unpacker {
             key: key.to_owned(),
             labels: labels(unpack),
         };
-        match answer_within(PATIENCE, self.snapshots.clone().commit(leased(request, lease))).await {
+        match answer_within(PATIENCE, self.snapshots.clone().commit(leased(request, unpack.lease))).await {
             Err(status) if status.code() == Code::AlreadyExists => {
-                self.remove(unpack.snapshotter, key, lease).await?;
+                self.remove(unpack.snapshotter, key, unpack.lease).await?;
             }
             committed => drop(committed?),
         }

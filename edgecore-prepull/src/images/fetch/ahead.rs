@@ -10,7 +10,6 @@ use tokio::sync::watch;
 use tonic::Status;
 
 use super::download::Download;
-use super::image::ImageParts;
 use super::stop::Stop;
 use super::unpacked::{Diff, diffs};
 use crate::images::containerd::Unpack;
@@ -25,11 +24,8 @@ pub(super) type Arrived = watch::Sender<HashSet<String>>;
 /// # Errors
 /// The runtime ended. Left to it, such an image would make it end for ever: each attempt after that would find only that
 /// nothing listens, which costs no try.
-pub(super) async fn unpack_ahead(
-    download: &Download<'_>,
-    image: &ImageParts,
-    arrived: &Arrived,
-) -> Result<Option<String>, Stop> {
+pub(super) async fn unpack_ahead(download: &Download<'_>, arrived: &Arrived) -> Result<Option<String>, Stop> {
+    let image = download.image;
     wait_for(arrived, &image.config).await;
     let config = download.fetcher.store.read(&image.config.digest).await.unwrap_or_default();
     let diffs = diffs(&config);
@@ -68,7 +64,7 @@ async fn unpack(
     if is_unpacked().await {
         return Ok(());
     }
-    let unpack = Unpack { snapshotter: &facts.snapshotter, layer, parent, diff_id, chain_id };
+    let unpack = Unpack { snapshotter: &facts.snapshotter, layer, parent, diff_id, chain_id, lease };
     let flush = async {
         if facts.flushes_layers {
             return Ok(());
@@ -76,7 +72,7 @@ async fn unpack(
         fetcher.flush(facts).await.map_err(|error| Status::failed_precondition(error.to_string()))
     };
     unpacking.set(Some(&layer.digest));
-    match fetcher.unpacker.unpack(unpack, lease, flush).await {
+    match fetcher.unpacker.unpack(unpack, flush).await {
         // It stays the layer that was being unpacked when the runtime ended.
         Err(status) if is_connection_failure(&status) => return Err(status),
         // Another process with the same lease was faster and has released it, which removed our snapshot.

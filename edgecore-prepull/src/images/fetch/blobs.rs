@@ -12,7 +12,7 @@ use super::ahead::{Arrived, unpack_ahead};
 use super::download::Download;
 use super::downloads::Layer;
 use super::fetcher::AHEAD;
-use super::image::{ImageParts, blob};
+use super::image::blob;
 use super::stop::Stop;
 use super::yielding::yield_to_others;
 use crate::images::containerd::BlobKind;
@@ -26,10 +26,10 @@ impl Download<'_> {
     /// if all of it is unpacked.
     pub(super) async fn fetch(
         &self,
-        image: &ImageParts,
         layers: &[Layer],
         progress: ProgressSink<'_>,
     ) -> Result<Option<String>, Stop> {
+        let image = self.image;
         let report = || {
             let done = layers.iter().map(Layer::written).fold(0, u64::saturating_add);
             progress(Bytes { done, total: image.size() });
@@ -57,7 +57,7 @@ impl Download<'_> {
             .buffer_unordered(AHEAD)
             .try_for_each(|()| std::future::ready(Ok(())));
         let documents = future::try_join_all(image.documents.iter().map(|document| self.document(document)));
-        let all = future::try_join3(all, documents, unpack_ahead(self, image, &arrived));
+        let all = future::try_join3(all, documents, unpack_ahead(self, &arrived));
         let keep_reporting = async {
             loop {
                 report();

@@ -9,6 +9,7 @@ use tonic::metadata::{Ascii, MetadataValue};
 
 use super::buckets::Buckets;
 use super::fetcher::Fetcher;
+use super::image::ImageParts;
 use super::runtime::Facts;
 use super::shared::Shared;
 use super::stop::{Stop, of_write};
@@ -22,6 +23,7 @@ pub(super) struct Download<'a> {
     pub(super) facts: &'a Facts,
     /// The image that is pulled, as the lease knows it.
     pub(super) reference: &'a str,
+    pub(super) image: &'a ImageParts,
     /// Where it is from.
     pub(super) source: Source,
     pub(super) lease: &'a MetadataValue<Ascii>,

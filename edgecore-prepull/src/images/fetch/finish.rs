@@ -36,10 +36,10 @@ impl<P: Puller> Fetching<P> {
         &self,
         request: PullRequest<'_>,
         reference: &NormalizedReference,
-        image: &ImageParts,
         download: &Download<'_>,
         snapshot: Option<String>,
     ) -> Result<Pulled, Stop> {
+        let image = download.image;
         // An image with a record counts as present, and a power cut may follow immediately. Layers that we have
         // unpacked are on disk; blobs, and layers of another pull, may not be.
         let is_flushed = match self.fetcher.flush(download.facts).await {
@@ -49,7 +49,7 @@ impl<P: Puller> Fetching<P> {
             Err(FlushError::Refused { path, source }) => return Err(unflushed(&path, &source).into()),
         };
         if let Some(snapshot) = snapshot.filter(|_| is_flushed && !needs_runtime(&request, download.facts)) {
-            match self.record(request, reference, image, download, &snapshot).await {
+            match self.record(request, reference, download, &snapshot).await {
                 Ok(true) => {
                     let size = image.size();
                     return Ok(Pulled {
@@ -77,8 +77,7 @@ impl<P: Puller> Fetching<P> {
         &self,
         request: PullRequest<'_>,
         reference: &NormalizedReference,
-        image: &ImageParts,
-        Download { facts, source, .. }: &Download<'_>,
+        Download { image, facts, source, .. }: &Download<'_>,
         snapshot: &str,
     ) -> Result<bool, Status> {
         let fetcher = &self.fetcher;

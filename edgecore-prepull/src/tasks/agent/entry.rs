@@ -164,22 +164,19 @@ impl TaskEntry {
         deadline.into_iter().chain(retry).min()
     }
 
-    /// Takes deadline and keys from a repeated `Assign`. A task that waited for its keys gets `new_turn`.
-    pub(super) fn assign_again(
-        &mut self,
-        assign: Assign,
-        clock: &NodeClock,
-        new_turn: u64,
-        connected: bool,
-        now: Now,
-        effects: &mut Vec<AgentEffect>,
-    ) {
-        if matches!(self.stage, Stage::Ending | Stage::Ended) {
-            // For an ending task, the result follows as soon as the write has succeeded or failed.
-            return self.send_result(connected, effects);
-        }
+    /// Whether its result is known. For an ending task, it's sent as soon as the write has succeeded or failed.
+    pub(super) fn has_result(&self) -> bool {
+        matches!(self.stage, Stage::Ending | Stage::Ended)
+    }
+
+    /// Takes the deadline of a repeated `Assign`, and returns all of its terms.
+    pub(super) fn read_terms(&mut self, assign: Assign, clock: &NodeClock, now: Now) -> TaskTerms {
         self.record.set_deadline(assign.remaining, now);
-        let new_terms = TaskTerms::of_assignment(&self.record.task, assign, clock, now);
+        TaskTerms::of_assignment(&self.record.task, assign, clock, now)
+    }
+
+    /// Continues with the terms of a repeated `Assign`. A task that waited for its keys gets `new_turn`.
+    pub(super) fn renew(&mut self, new_terms: TaskTerms, new_turn: u64, effects: &mut Vec<AgentEffect>) {
         self.record.has_windows = new_terms.has_windows();
         self.limited = !new_terms.download.is_default();
         self.save(effects);
@@ -356,7 +353,7 @@ impl TaskEntry {
         self.accepted.map_or_else(|| self.record.age(now.wall()), |then| now.monotonic.duration_since(then))
     }
 
-    fn send_result(&self, connected: bool, effects: &mut Vec<AgentEffect>) {
+    pub(super) fn send_result(&self, connected: bool, effects: &mut Vec<AgentEffect>) {
         if connected && let Some(result) = self.result_to_send() {
             effects.push(send_result(result.clone()));
         }

@@ -14,7 +14,7 @@ use tokio::time::{sleep, timeout};
 use super::context::TaskContext;
 use super::control::{current_key, deadline};
 use super::locks::{RecentPull, ReferenceLocks};
-use super::login::pull_with_key;
+use super::login::{Attempt, pull_with_key};
 use super::pinning::pin;
 use super::wanted::Wanted;
 use super::window::{wait_for_other_way, wait_until, wait_until_closed};
@@ -280,7 +280,8 @@ impl<P: Puller> ImagePulls<P> {
             arrived.send_replace(bytes.total > 0 && bytes.done >= bytes.total);
         };
         let asking = AtomicBool::new(false);
-        let pull = pull_with_key(&*self.puller, &self.providers, image, &key, &asking, terms, &progress);
+        let attempt = Attempt { puller: &*self.puller, image, terms, progress: &progress };
+        let pull = pull_with_key(attempt, &self.providers, &key, &asking);
         let interrupted = async {
             tokio::select! {
                 () = wait_until_closed(&context.control, &arrived, &self.clock) => {}

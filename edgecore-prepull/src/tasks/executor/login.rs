@@ -12,22 +12,24 @@ use prepull_api::wire::Key;
 use crate::images::providers::{Answer, Providers};
 use crate::images::puller::{ErrorClass, ProgressSink, PullError, PullRequest, PullTerms, Pulled, Puller};
 
-/// One attempt at an image: pulls with each credential, until the registry accepts one. Sets `asking` while it waits
+/// One attempt at an image.
+pub(super) struct Attempt<'a, P> {
+    pub(super) puller: &'a P,
+    pub(super) image: &'a ImageTask,
+    pub(super) terms: PullTerms<'a>,
+    pub(super) progress: ProgressSink<'a>,
+}
+
+/// Makes an attempt: pulls with each credential, until the registry accepts one. Sets `asking` while it waits
 /// for a credential provider.
 pub(super) async fn pull_with_key<P: Puller>(
-    puller: &P,
+    attempt: Attempt<'_, P>,
     providers: &Providers,
-    image: &ImageTask,
     key: &Key,
     asking: &AtomicBool,
-    terms: PullTerms<'_>,
-    progress: ProgressSink<'_>,
 ) -> Result<Pulled, PullError> {
     let mut logins = Logins {
-        puller,
-        image,
-        terms,
-        progress,
+        attempt,
         of_key: match key {
             Key::Credentials { credentials } => credentials.iter().collect(),
             Key::Anonymous { .. } | Key::Unavailable { .. } | Key::Other => Vec::new(),
@@ -53,10 +55,7 @@ pub(super) async fn pull_with_key<P: Puller>(
 
 /// The credentials that one attempt has tried, and the registry's answer.
 struct Logins<'a, P> {
-    puller: &'a P,
-    image: &'a ImageTask,
-    terms: PullTerms<'a>,
-    progress: ProgressSink<'a>,
+    attempt: Attempt<'a, P>,
     /// Credentials of the key.
     of_key: Vec<&'a RegistryCredential>,
     /// Credentials of providers that the registry has refused.
@@ -68,7 +67,7 @@ struct Logins<'a, P> {
 impl<P: Puller> Logins<'_, P> {
     /// Returns `None` if the registry refuses the credential: another one may be accepted.
     async fn pull(&mut self, credential: Option<&RegistryCredential>) -> Result<Option<Pulled>, PullError> {
-        let Self { puller, image, terms, progress, .. } = self;
+        let Attempt { puller, image, terms, progress } = &self.attempt;
         let sandbox = image.sandbox.as_ref();
         let request =
             PullRequest { credential, sandbox, terms: *terms, ..PullRequest::new(&image.reference) };
@@ -109,7 +108,7 @@ async fn pull_with_providers<P: Puller>(
     answer: &mut Answer,
     asking: &AtomicBool,
 ) -> Result<Option<Pulled>, PullError> {
-    let Ok(reference) = Reference::parse(&logins.image.reference) else { return Ok(None) };
+    let Ok(reference) = Reference::parse(&logins.attempt.image.reference) else { return Ok(None) };
     let reference = reference.normalized();
     if !providers.any_match(&reference) {
         return Ok(None);

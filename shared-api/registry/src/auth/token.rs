@@ -18,7 +18,7 @@ use crate::error::{Kind, RegistryError};
 use crate::hosts::Endpoint;
 use crate::location;
 use crate::retry_after::retry_after;
-use crate::transport::Transport;
+use crate::transport::{Link, Transport};
 
 /// Largest answer of a token server. Tokens have some KiB; those that list what their user may do have tens.
 const MAX_ANSWER: usize = 256 << 10;
@@ -40,16 +40,21 @@ struct Answer {
     expires_in: Option<u64>,
 }
 
+/// A token that an endpoint demands.
+pub(crate) struct Demand<'a> {
+    pub(crate) endpoint: &'a Endpoint,
+    pub(crate) challenge: &'a Challenge,
+    pub(crate) scope: &'a str,
+    pub(crate) credential: Option<&'a RegistryCredential>,
+}
+
 /// Asks the token server that the challenge names, in the order in which containerd does: by POST with a credential, and
 /// by GET where that is not known, or without a credential.
 pub(crate) async fn fetch(
     transport: &Transport,
-    endpoint: &Endpoint,
+    Demand { endpoint, challenge, scope, credential }: Demand<'_>,
     named: &[String],
     on_loopback: bool,
-    challenge: &Challenge,
-    scope: &str,
-    credential: Option<&RegistryCredential>,
 ) -> Result<Token, RegistryError> {
     let refuse = |kind, what: &str| Err(RegistryError::new(kind, format!("{}: {what}", endpoint.name())));
     if challenge.realm.len() + challenge.service.len() + scope.len() > MAX_CHALLENGE {
@@ -123,7 +128,8 @@ impl Server<'_> {
             },
         ));
         let Endpoint { tls, dial, .. } = self.endpoint;
-        let response = self.transport.send(tls, self.reach, *dial, request).await;
+        let link = Link { reach: self.reach, dial: *dial, receive_ahead: None };
+        let response = self.transport.send(tls, link, request).await;
         let response = response.map_err(|failed| self.explain(&failed.into_error(self.name())))?;
         let (status, retry_after) = (response.status(), retry_after(response.headers()));
         let body = body::read(response, MAX_ANSWER).await.map_err(|error| self.explain(&error))?;

@@ -5,7 +5,7 @@ use http::{HeaderMap, HeaderValue, Method};
 use serde::Deserialize;
 
 use super::Repository;
-use crate::auth::{self, Scheme, Token, TokenKey};
+use crate::auth::{self, Demand, Scheme, Token, TokenKey};
 use crate::blob::HostId;
 use crate::body;
 use crate::error::{Kind, RegistryError};
@@ -106,8 +106,8 @@ impl Repository {
                     asked => format!("{asked} {own}"),
                 };
                 let credential = self.credential.as_ref();
-                let (transport, named, loopback) = (&self.shared.transport, &self.named, answer.on_loopback);
-                Some(auth::fetch(transport, endpoint, named, loopback, &challenge, &scope, credential).await?)
+                let demand = Demand { endpoint, challenge: &challenge, scope: &scope, credential };
+                Some(auth::fetch(&self.shared.transport, demand, &self.named, answer.on_loopback).await?)
             }
         };
         // One that was just refused would be refused again.
