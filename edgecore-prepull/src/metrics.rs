@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use jiff::Timestamp;
 use prepull_api::failure::FailureCode;
-use prepull_api::task::{ImageResult, PulledBy, TaskOutcome};
+use prepull_api::task::{ImageResult, TaskOutcome};
 use prepull_program::metrics::{Build, DURATION_BUCKETS};
 use prepull_window::{Openings, State};
 use prometheus_client::encoding::{EncodeLabelSet, text::encode};
@@ -173,12 +173,7 @@ impl Metrics {
 
     /// Counts a task that ended.
     pub(crate) fn count_task(&self, outcome: TaskOutcome) {
-        let outcome = match outcome {
-            TaskOutcome::Succeeded => "succeeded",
-            TaskOutcome::Failed | TaskOutcome::Other => "failed",
-            TaskOutcome::DeadlineExceeded => "deadline_exceeded",
-            TaskOutcome::Cancelled => "cancelled",
-        };
+        let outcome = outcome.as_str();
         self.counted.tasks.get_or_create(&Outcome { outcome }).inc();
     }
 
@@ -197,11 +192,7 @@ impl Metrics {
             durations.get_or_create(&Outcome { outcome }).observe(took.as_secs_f64());
         }
         if let Some(by) = result.facts.pulled_by {
-            let by = match by {
-                PulledBy::Agent => "agent",
-                PulledBy::Runtime | PulledBy::Other => "runtime",
-            };
-            self.counted.pulls.get_or_create(&By { by }).inc();
+            self.counted.pulls.get_or_create(&By { by: by.as_str() }).inc();
         }
     }
 

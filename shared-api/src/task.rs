@@ -226,6 +226,19 @@ pub enum TaskOutcome {
     Other,
 }
 
+impl TaskOutcome {
+    /// The outcome as a label of metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Succeeded => "succeeded",
+            Self::Failed => "failed",
+            Self::DeadlineExceeded => "deadline_exceeded",
+            Self::Cancelled => "cancelled",
+            Self::Other => "other",
+        }
+    }
+}
+
 /// The result of the checks before the first pull.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -258,6 +271,17 @@ impl ImageOutcome {
     /// Whether the image is on the node.
     pub fn is_on_node(self) -> bool {
         matches!(self, Self::Pulled | Self::Present)
+    }
+
+    /// The outcome as a label of metrics and an attribute of traces.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pulled => "pulled",
+            Self::Present => "present",
+            Self::Failed => "failed",
+            Self::Stopped => "stopped",
+            Self::Other => "other",
+        }
     }
 }
 

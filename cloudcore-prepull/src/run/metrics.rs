@@ -7,7 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use prepull_api::crd::status::{JobPhase, Summary};
 use prepull_api::failure::FailureCode;
-use prepull_api::task::{ImageOutcome, ImageResult, PulledBy, TaskOutcome};
+use prepull_api::task::ImageResult;
 use prepull_api::wire::EdgeMessage;
 use prepull_engine::kruise::node_images::Written;
 use prepull_engine::kruise::{self, jobs, node_images};
@@ -161,13 +161,7 @@ impl Metrics {
                 self.counted.status_writes.get_or_create(&OutcomeLabel { outcome }).inc();
             }
             Input::Session(SessionEvent::Message { message: EdgeMessage::Result(result), .. }) => {
-                let outcome = match result.outcome {
-                    TaskOutcome::Succeeded => "succeeded",
-                    TaskOutcome::Failed => "failed",
-                    TaskOutcome::DeadlineExceeded => "deadline_exceeded",
-                    TaskOutcome::Cancelled => "cancelled",
-                    TaskOutcome::Other => "other",
-                };
+                let outcome = result.outcome.as_str();
                 self.counted.results.get_or_create(&OutcomeLabel { outcome }).inc();
                 let durations = &self.counted.task_duration_seconds;
                 durations.get_or_create(&OutcomeLabel { outcome }).observe(result.took.as_secs_f64());
@@ -188,28 +182,16 @@ impl Metrics {
             self.counted.task_queue_duration_seconds.observe(first.as_secs_f64());
         }
         for image in images {
-            let outcome = match image.outcome {
-                ImageOutcome::Pulled => "pulled",
-                ImageOutcome::Present => "present",
-                ImageOutcome::Failed => "failed",
-                ImageOutcome::Stopped => "stopped",
-                ImageOutcome::Other => "other",
-            };
-            let outcome = OutcomeLabel { outcome };
+            let outcome = OutcomeLabel { outcome: image.outcome.as_str() };
             if image.attempts > 0 {
                 self.counted.image_tries.get_or_create(&outcome).inc_by(image.attempts.into());
             }
             if let (Some(by), Some(bytes)) = (image.facts.pulled_by, image.bytes) {
-                let by = match by {
-                    PulledBy::Agent => "agent",
-                    PulledBy::Runtime => "runtime",
-                    PulledBy::Other => "other",
-                };
                 // What neighbours have delivered is part of it.
                 let from_peers = image.from_peers.unwrap_or_default().min(bytes.done);
                 self.counted
                     .pulled_image_bytes
-                    .get_or_create(&ByLabel { by })
+                    .get_or_create(&ByLabel { by: by.as_str() })
                     .inc_by(bytes.done - from_peers);
                 if from_peers > 0 {
                     self.counted.pulled_image_bytes.get_or_create(&ByLabel { by: "peer" }).inc_by(from_peers);

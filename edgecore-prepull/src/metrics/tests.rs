@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use prepull_api::task::ImageOutcome;
+use prepull_api::task::{ImageOutcome, PulledBy};
 use prepull_window::parse_window;
 
 use super::*;

@@ -1,5 +1,6 @@
 //! Digests of content, as OCI writes them: `sha256:` and hexadecimal digits.
 
+use prepull_api::enroll::hex;
 use ring::digest::{Algorithm, Context, SHA256, SHA384, SHA512};
 
 use crate::error::{Kind, RegistryError};
@@ -57,13 +58,4 @@ pub(crate) fn check(content: &[u8], digest: &str, of: &str) -> Result<(), Regist
         return Ok(());
     }
     Err(RegistryError::new(Kind::DigestMismatch, format!("{of} does not have the digest {digest}")))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
-        // Writing to a String does not fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }

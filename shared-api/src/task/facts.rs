@@ -61,6 +61,17 @@ pub enum PulledBy {
     Other,
 }
 
+impl PulledBy {
+    /// The program as a label of metrics and an attribute of traces.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Agent => "agent",
+            Self::Runtime => "runtime",
+            Self::Other => "other",
+        }
+    }
+}
+
 /// Why the kubelet will ask the registry before pods may use an image that is on the node, by its own records of pulls. By
 /// its default policy (NeverVerifyPreloadedImages), it trusts an image only as long as it has no record of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -2,7 +2,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use prepull_api::task::{Bytes, JobUid, NodeName, TaskId, TaskResult};
+use prepull_api::task::{Bytes, ImageOutcome, JobUid, NodeName, PulledBy, TaskId, TaskOutcome, TaskResult};
 use prepull_engine::prepull::controller::Object;
 use prepull_engine::shared::objects::{ObjectId, Unreadable};
 use prepull_engine::shared::session::SessionId;

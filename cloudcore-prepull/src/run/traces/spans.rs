@@ -15,7 +15,7 @@ use opentelemetry::trace::{SpanContext, SpanId, SpanKind, Status, TraceFlags, Tr
 use opentelemetry::{InstrumentationScope, KeyValue};
 use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 use prepull_api::failure::FailureCode;
-use prepull_api::task::{ImageOutcome, ImageResult, PulledBy, TaskOutcome};
+use prepull_api::task::{ImageResult, PulledBy, TaskOutcome};
 use prepull_api::wire::truncate_reason;
 use ring::digest::{SHA256, digest};
 
@@ -84,22 +84,11 @@ pub(super) fn of(ended: &EndedTask<'_>) -> Vec<SpanData> {
 }
 
 fn of_image(reference: String, image: &ImageResult) -> Vec<KeyValue> {
-    let outcome = match image.outcome {
-        ImageOutcome::Pulled => "pulled",
-        ImageOutcome::Present => "present",
-        ImageOutcome::Failed => "failed",
-        ImageOutcome::Stopped => "stopped",
-        ImageOutcome::Other => "other",
-    };
-    let by = image.facts.pulled_by.map(|by| match by {
-        PulledBy::Agent => "agent",
-        PulledBy::Runtime => "runtime",
-        PulledBy::Other => "other",
-    });
+    let by = image.facts.pulled_by.map(PulledBy::as_str);
     let code = image.code.map(FailureCode::as_str);
     let mut attributes = vec![
         KeyValue::new("container.image.name", reference),
-        KeyValue::new("prepull.image.outcome", outcome),
+        KeyValue::new("prepull.image.outcome", image.outcome.as_str()),
         KeyValue::new("prepull.image.tries", i64::from(image.attempts)),
     ];
     attributes.extend(
