@@ -21,12 +21,14 @@ pub mod edges {
     mod log_rate;
     mod metrics;
     pub mod pki;
+    mod ports;
     pub mod roster;
     pub(crate) mod tickets;
     pub mod tokens;
     pub mod tunnel;
 
     pub use metrics::EdgeMetrics;
+    pub use ports::PortTerms;
 }
 
 mod kube_api {

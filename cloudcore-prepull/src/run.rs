@@ -357,8 +357,8 @@ async fn work(
     open_files::check_limit(core.count_edges());
     info!("jobs and nodes are known");
 
-    let mut listeners =
-        listeners::start(args, *health_address, client, writes.clone(), &core, shutdown.clone()).await?;
+    let mut listeners = listeners::start(args, client, writes.clone(), &core, shutdown.clone()).await?;
+    listeners.write_ports(args, *health_address)?;
     readiness.set_serving(true);
     core.known_since = Timestamp::now();
     desk.open(asks);
@@ -372,13 +372,13 @@ async fn work(
     desk.close();
     let drain = tokio::time::timeout(DRAIN, async {
         while core.work.join_next().await.is_some() {}
-        while listeners.join_next().await.is_some() {}
+        while listeners.tasks.join_next().await.is_some() {}
     });
     let (drained, ()) = tokio::join!(drain, label.hide());
     if drained.is_err() {
         info!("not all was written in time; it is written after the restart");
         core.work.shutdown().await;
-        listeners.shutdown().await;
+        listeners.tasks.shutdown().await;
     }
     outcome
 }

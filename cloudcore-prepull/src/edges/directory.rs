@@ -17,6 +17,7 @@ use prepull_api::wire::{EdgeMessage, Filesystem, Hello, MAX_OPEN_TASKS, NodeStat
 use prepull_engine::shared::node_view::NodeView;
 use prepull_engine::shared::session::SessionId;
 
+use crate::edges::pki::peer::Peer;
 use words::Words;
 
 /// What is known of the edges of this term.
@@ -68,14 +69,7 @@ struct Disk {
 
 impl Directory {
     /// Notes a session that has begun. It replaces an earlier one of the node.
-    pub(crate) fn connect(
-        &self,
-        node: &NodeName,
-        session: SessionId,
-        hello: &Hello,
-        certificate_until: SystemTime,
-        now: Timestamp,
-    ) {
+    pub(crate) fn connect(&self, peer: &Peer, session: SessionId, hello: &Hello, now: Timestamp) {
         let open = hello.open.iter().filter(|open| open.phase != OpenPhase::Finished);
         let open = open.map(|open| open.task.clone()).collect();
         let mut all = self.all.lock();
@@ -84,7 +78,7 @@ impl Directory {
             session,
             is_connected: true,
             since: now,
-            certificate_until,
+            certificate_until: peer.not_after,
             version: words.keep(&hello.version),
             os: words.keep(&hello.os),
             arch: words.keep(&hello.arch),
@@ -93,7 +87,7 @@ impl Directory {
             open,
             is_nodeless: false,
         };
-        known.insert(node.clone(), Box::new(now_known));
+        known.insert(peer.node.clone(), Box::new(now_known));
     }
 
     /// Updates the edge from a message of its session.

@@ -20,16 +20,14 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use prepull_program::errors::with_causes;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
-use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::edges::EdgeMetrics;
+use crate::edges::PortTerms;
 use crate::edges::accept::accept_connection;
 use crate::edges::door::{Arrived, Attention, Door, Limits};
 use crate::edges::log_rate::{LogRate, NodeLogRate};
 use crate::edges::pki::ServerIdentity;
 use crate::edges::pki::peer::Peer;
-use crate::edges::roster::Roster;
 use crate::edges::tokens::Tokens;
 use issue_rate::IssueRate;
 use routes::Routes;
@@ -80,12 +78,9 @@ impl Default for Settings {
 /// Serves edges until `shutdown`; requests in progress then have two more seconds.
 pub async fn serve(
     listener: TcpListener,
-    identity: Arc<ServerIdentity>,
+    PortTerms { identity, roster, metrics, shutdown }: PortTerms,
     tokens: Tokens,
-    roster: Roster,
     settings: Settings,
-    metrics: EdgeMetrics,
-    shutdown: CancellationToken,
 ) {
     let routes = Routes {
         identity: Arc::clone(&identity),

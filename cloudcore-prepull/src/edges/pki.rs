@@ -14,6 +14,7 @@ mod server;
 pub(crate) mod store;
 
 use std::fmt;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -220,11 +221,10 @@ impl Authority {
         csr: &VerifiedCsr,
         node: &NodeName,
         form: SubjectForm,
-        ttl: Duration,
-        now: SystemTime,
+        validity: Range<SystemTime>,
     ) -> Result<SignedCertificate, PkiError> {
-        let not_after = (now + ttl).min(self.not_after);
-        let mut params = certificate_params(now, not_after)?;
+        let not_after = validity.end.min(self.not_after);
+        let mut params = certificate_params(validity.start, not_after)?;
         params.distinguished_name.push(DnType::OrganizationName, form.organisation());
         params.distinguished_name.push(DnType::CommonName, format!("{}{node}", form.prefix()));
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];

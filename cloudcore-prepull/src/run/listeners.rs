@@ -16,6 +16,7 @@ use tracing::{Instrument, info, info_span};
 use super::core::Core;
 use super::rotation::{RotationKeeper, Source};
 use crate::commands::args::RunArgs;
+use crate::edges::PortTerms;
 use crate::edges::enroll;
 use crate::edges::pki::store::CaStore;
 use crate::edges::pki::{CaSet, ServerIdentity};
@@ -27,15 +28,21 @@ use crate::kube_api::refusal::FailureLog;
 /// Events of sessions that wait for the engine's queue. When it is full, the sessions wait.
 const EVENTS: usize = 1024;
 
+/// Both ports, open.
+pub(super) struct Listeners {
+    pub(super) tasks: JoinSet<()>,
+    tunnel: SocketAddr,
+    enroll: SocketAddr,
+}
+
 /// Opens both ports. `writes` is the leader's client. The tasks end when both have drained after `shutdown`.
 pub(super) async fn start(
     args: &RunArgs,
-    health: SocketAddr,
     client: Client,
     writes: Client,
     core: &Core,
     shutdown: CancellationToken,
-) -> anyhow::Result<JoinSet<()>> {
+) -> anyhow::Result<Listeners> {
     let (vital, inputs) = (&core.vital, core.inputs.clone());
     let namespace = &args.cluster.namespace;
     let (cas, source) = if let (Some(cas), Some(certificates), Some(key)) =
@@ -96,9 +103,8 @@ pub(super) async fn start(
     tokio::spawn(
         vital.guard("the watch of join tokens", watch).instrument(info_span!("watch", kind = "Secret")),
     );
-    let (roster, metrics) = (core.roster.clone(), core.metrics.edges());
-    let serving =
-        enroll::serve(enrolment, identity.clone(), tokens, roster, settings, metrics, shutdown.clone());
+    let terms = PortTerms { identity, roster: core.roster.clone(), metrics: core.metrics.edges(), shutdown };
+    let serving = enroll::serve(enrolment, terms.clone(), tokens, settings);
     let mut listeners = JoinSet::new();
     listeners.spawn(vital.guard("the enrolment port", serving).instrument(info_span!("enroll")));
 
@@ -116,16 +122,20 @@ pub(super) async fn start(
         accept_system_nodes: args.accept_system_nodes,
         ..tunnel::Settings::default()
     };
-    let (sessions, roster, metrics) = (core.sessions.clone(), core.roster.clone(), core.metrics.edges());
-    let serving = listener::serve(tunnel, identity, sessions, roster, events, settings, metrics, shutdown);
+    let serving = listener::serve(tunnel, terms, core.sessions.clone(), events, settings);
     listeners.spawn(vital.guard("the tunnel's listener", serving).instrument(info_span!("tunnel")));
 
-    if let Some(file) = &args.ports_file {
-        let ports = json!({ "tunnel": tunnel_address, "enroll": enroll_address, "metrics": health });
+    Ok(Listeners { tasks: listeners, tunnel: tunnel_address, enroll: enroll_address })
+}
+
+impl Listeners {
+    /// Writes the addresses of all ports to `--ports-file`.
+    pub(super) fn write_ports(&self, args: &RunArgs, health: SocketAddr) -> anyhow::Result<()> {
+        let Some(file) = &args.ports_file else { return Ok(()) };
+        let ports = json!({ "tunnel": self.tunnel, "enroll": self.enroll, "metrics": health });
         write_atomically(file, &ports.to_string())
-            .with_context(|| format!("write --ports-file {}", file.display()))?;
+            .with_context(|| format!("write --ports-file {}", file.display()))
     }
-    Ok(listeners)
 }
 
 pub(super) fn read_ca_files(args: &RunArgs) -> anyhow::Result<Option<CaSet>> {

@@ -1,13 +1,14 @@
 //! The cloud's end of the tunnel: both listeners, with tokens in memory.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use cloudcore_prepull::edges::enroll;
 use cloudcore_prepull::edges::pki::{Authority, CaSet, ServerIdentity, VerifiedCsr};
 use cloudcore_prepull::edges::roster::Roster;
 use cloudcore_prepull::edges::tokens::{Scope, Tokens};
 use cloudcore_prepull::edges::tunnel::{Sessions, Settings, listener};
+use cloudcore_prepull::edges::{PortTerms, enroll};
 use cloudcore_prepull::run::metrics::Metrics;
 use prepull_api::enroll::{JoinToken, SubjectForm};
 use prepull_api::task::{JobUid, NodeName, TaskId};
@@ -66,27 +67,15 @@ impl Cloud {
         let (sessions, tokens, shutdown) =
             (Sessions::default(), Tokens::in_memory(), CancellationToken::new());
         let (metrics, roster) = (Metrics::default(), Roster::in_memory());
-        tokio::spawn(enroll::serve(
-            enroll,
-            Arc::clone(&identity),
-            tokens.clone(),
-            roster.clone(),
-            enroll::Settings::default(),
-            metrics.edges(),
-            shutdown.clone(),
-        ));
-        let (meters, stop) = (metrics.edges(), shutdown.clone());
-        let serving = listener::serve(
-            tunnel,
-            Arc::clone(&identity),
-            sessions.clone(),
+        let door = PortTerms {
+            identity: Arc::clone(&identity),
             roster,
-            sender,
-            settings,
-            meters,
-            stop,
-        );
-        let serving = tokio::spawn(serving);
+            metrics: metrics.edges(),
+            shutdown: shutdown.clone(),
+        };
+        let enrolment = enroll::serve(enroll, door.clone(), tokens.clone(), enroll::Settings::default());
+        tokio::spawn(enrolment);
+        let serving = tokio::spawn(listener::serve(tunnel, door, sessions.clone(), sender, settings));
         Self {
             identity,
             authority_key,
@@ -125,7 +114,7 @@ impl Cloud {
 
     /// Signs a certificate as enrolment would, for any validity.
     pub(crate) fn certificate(&self, csr: &str, node: &str, ttl: Duration, now: SystemTime) -> String {
-        self.certificate_of_form(SubjectForm::Own, csr, node, ttl, now)
+        self.certificate_of_form(SubjectForm::Own, csr, node, now..now + ttl)
     }
 
     pub(crate) fn certificate_of_form(
@@ -133,11 +122,10 @@ impl Cloud {
         form: SubjectForm,
         csr: &str,
         node: &str,
-        ttl: Duration,
-        now: SystemTime,
+        validity: Range<SystemTime>,
     ) -> String {
         let csr = VerifiedCsr::from_pem(csr).unwrap();
-        self.cas().signer().sign_client(&csr, &node.into(), form, ttl, now).unwrap().pem
+        self.cas().signer().sign_client(&csr, &node.into(), form, validity).unwrap().pem
     }
 
     pub(crate) async fn event(&mut self) -> SessionEvent {

@@ -40,7 +40,10 @@ impl Credentials {
         let key = KeyPair::generate().unwrap();
         let csr = CertificateParams::default().serialize_request(&key).unwrap().pem().unwrap();
         let (form, now) = (SubjectForm::Kubelet, SystemTime::now());
-        Self { certificate: cloud.certificate_of_form(form, &csr, node, HOUR, now), key: key.serialize_pem() }
+        Self {
+            certificate: cloud.certificate_of_form(form, &csr, node, now..now + HOUR),
+            key: key.serialize_pem(),
+        }
     }
 
     pub(crate) fn until(cloud: &Cloud, node: &str, ttl: Duration, now: SystemTime) -> Self {

@@ -37,6 +37,7 @@ use crate::shared::agenda::Agenda;
 use crate::shared::outcomes::WriteOutcome;
 use crate::shared::slots::Slots;
 use census::Census;
+use io::WriteEnd;
 pub use io::{Action, Content, Dispatch, Input, JobObject, Object, UnreadableJob, rest_of};
 use job::Job;
 pub use parked::{PARK_AFTER, lean};
@@ -167,9 +168,8 @@ impl Controller {
                 }
                 (_, outcome) => {
                     let done = outcome == WriteOutcome::Done;
-                    let finish = |job: &mut Job, effects: &mut Effects<'_>| {
-                        job.finish_write(object, version, stored, done, effects);
-                    };
+                    let end = WriteEnd { object, version, stored, done };
+                    let finish = |job: &mut Job, effects: &mut Effects<'_>| job.finish_write(end, effects);
                     if !self.change_job(&job, finish) {
                         // The write was in flight when the job was deleted.
                         self.actions.push(Action::Forget(job));

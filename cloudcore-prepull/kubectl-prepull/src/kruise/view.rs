@@ -24,7 +24,7 @@ pub(super) fn of_job(job: &ImagePullJob, namespace: &str, tally: &Tally, now: Ti
         images: vec![tame(&job.spec.image)],
         suspended: is_paused(&job.spec.template),
         nodes,
-        ..common(KruiseKind::Pull, &job.name_any(), namespace, phase, (started, ended), now)
+        ..common(&name_of(KruiseKind::Pull, job), namespace, phase, (started, ended), now)
     };
     view.with(tally).because(&status.message, &USUAL)
 }
@@ -57,7 +57,7 @@ pub(super) fn of_list(
         suspended: is_paused(&list.spec.template),
         nodes: sum(&parts),
         parts,
-        ..common(KruiseKind::List, &list.name_any(), namespace, phase, (started, ended), now)
+        ..common(&name_of(KruiseKind::List, list), namespace, phase, (started, ended), now)
     };
     view.with(tally).because(&status.message, &USUAL)
 }
@@ -69,20 +69,22 @@ pub(crate) fn row(job: &ImagePullJob, now: Timestamp) -> View {
 }
 
 pub(crate) fn row_name(job: &ImagePullJob) -> String {
-    let name = KruiseName { kind: KruiseKind::Pull, name: job.name_any() };
-    format!("{name} -n {}", job.namespace().unwrap_or_default())
+    format!("{} -n {}", name_of(KruiseKind::Pull, job), job.namespace().unwrap_or_default())
+}
+
+fn name_of(kind: KruiseKind, job: &impl ResourceExt) -> KruiseName {
+    KruiseName { kind, name: job.name_any() }
 }
 
 fn common(
-    kind: KruiseKind,
-    name: &str,
+    name: &KruiseName,
     namespace: &str,
     phase: JobPhase,
     (started, ended): (Option<Timestamp>, Option<Timestamp>),
     now: Timestamp,
 ) -> View {
     View {
-        job: KruiseName { kind, name: name.to_owned() }.to_string(),
+        job: name.to_string(),
         namespace: Some(namespace.to_owned()),
         phase,
         is_over: ended.is_some(),

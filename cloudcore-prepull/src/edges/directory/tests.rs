@@ -3,10 +3,12 @@ use std::collections::BTreeMap;
 use std::time::{Duration, UNIX_EPOCH};
 
 use prepull_api::crd::EDGE_LABEL;
+use prepull_api::enroll::SubjectForm;
 use prepull_api::task::{JobUid, TaskOutcome, TaskResult};
 use prepull_api::wire::OpenTask;
 
 use super::*;
+use crate::edges::pki::KeyHash;
 
 const SESSION: SessionId = SessionId(1);
 
@@ -50,6 +52,11 @@ fn hello() -> Hello {
     }
 }
 
+fn peer(node: &str) -> Peer {
+    let key = KeyHash::new([0; 32]);
+    Peer { node: node.into(), form: SubjectForm::Own, key, not_after: UNIX_EPOCH }
+}
+
 fn list(directory: &Directory, nodes: &[NodeView], query: &str) -> EdgeList {
     list_by(directory, nodes, query, "topology.kubernetes.io/zone")
 }
@@ -76,7 +83,7 @@ fn only(list: EdgeList) -> Edge {
 #[test]
 fn lists_an_edges_reports_and_last_connection() {
     let (directory, nodes) = (Directory::default(), [node("a", "north")]);
-    directory.connect(&"a".into(), SESSION, &hello(), UNIX_EPOCH, at(10));
+    directory.connect(&peer("a"), SESSION, &hello(), at(10));
     let connected = Edge {
         name: "a".into(),
         connected: true,
@@ -137,9 +144,9 @@ fn a_new_leader_lists_edges_by_node() {
 #[test]
 fn a_replaced_session_is_ignored() {
     let (directory, nodes) = (Directory::default(), [node("a", "")]);
-    directory.connect(&"a".into(), SESSION, &hello(), UNIX_EPOCH, at(1));
+    directory.connect(&peer("a"), SESSION, &hello(), at(1));
     let newer = Hello { version: "0.3.0".to_owned(), ..Hello::default() };
-    directory.connect(&"a".into(), SessionId(2), &newer, UNIX_EPOCH, at(2));
+    directory.connect(&peer("a"), SessionId(2), &newer, at(2));
     directory.hear(&"a".into(), SESSION, &EdgeMessage::Accepted { task: task(1) });
     directory.disconnect(&"a".into(), SESSION, at(3));
     let edge = only(list(&directory, &nodes, ""));
@@ -153,7 +160,7 @@ fn pages_are_consecutive_and_count_all_matches() {
     let other = NodeView { name: "cloud".into(), labels: BTreeMap::new(), ready: true };
     let nodes = [node("a", "n"), node("b", "s"), node("c", "n"), other, node("d", "n"), node("e", "n")];
     for up in ["a", "d"] {
-        directory.connect(&up.into(), SESSION, &hello(), UNIX_EPOCH, at(1));
+        directory.connect(&peer(up), SESSION, &hello(), at(1));
     }
     let zone = "labelSelector=topology.kubernetes.io/zone=n&limit=2";
     let first = list(&directory, &nodes, zone);
@@ -166,7 +173,7 @@ fn pages_are_consecutive_and_count_all_matches() {
     let named = list(&directory, &nodes, "names=b,x,cloud&siteLabel=line");
     assert_eq!((names(&named), named.items[0].site.as_deref()), (vec!["b"], Some("l1")));
     // A node without the label has an edge all the same, if one has connected.
-    directory.connect(&"cloud".into(), SESSION, &hello(), UNIX_EPOCH, at(1));
+    directory.connect(&peer("cloud"), SESSION, &hello(), at(1));
     assert_eq!(list(&directory, &nodes, "").total, 6);
 }
 
@@ -187,7 +194,7 @@ fn a_query_can_override_the_site_label() {
 fn an_edge_without_node_goes_with_its_session() {
     let (directory, nodes) = (Directory::default(), [node("a", ""), node("b", "")]);
     for name in ["a", "b"] {
-        directory.connect(&name.into(), SESSION, &hello(), UNIX_EPOCH, at(1));
+        directory.connect(&peer(name), SESSION, &hello(), at(1));
     }
     directory.disconnect(&"b".into(), SESSION, at(2));
     directory.keep_nodes(|_| false);
@@ -195,7 +202,7 @@ fn an_edge_without_node_goes_with_its_session() {
     directory.disconnect(&"a".into(), SESSION, at(2));
     assert_eq!(directory.all.lock().known.len(), 0);
     // Made again in the meantime, it is known as before.
-    directory.connect(&"a".into(), SESSION, &hello(), UNIX_EPOCH, at(1));
+    directory.connect(&peer("a"), SESSION, &hello(), at(1));
     directory.note_node(&"a".into(), false);
     directory.note_node(&"a".into(), true);
     directory.disconnect(&"a".into(), SESSION, at(2));
@@ -217,7 +224,7 @@ fn what_an_edge_says_takes_bounded_memory() {
         image_filesystem: Some(disk.clone()),
         ..Hello::default()
     };
-    directory.connect(&"a".into(), SESSION, &hello, UNIX_EPOCH, at(1));
+    directory.connect(&peer("a"), SESSION, &hello, at(1));
     let state = NodeState { runtime: Some(long), image_filesystem: Some(disk) };
     directory.hear(&"a".into(), SESSION, &EdgeMessage::State(state));
     for number in 0..1000 {

@@ -232,7 +232,7 @@ impl Routes {
         now: SystemTime,
     ) -> Result<(IssuedCertificate, HeldKey), Denial> {
         let cas = self.identity.cas();
-        let signed = cas.signer().sign_client(csr, node, form, self.settings.certificate_ttl, now)?;
+        let signed = cas.signer().sign_client(csr, node, form, now..now + self.settings.certificate_ttl)?;
         let issued = IssuedCertificate {
             certificate: signed.pem,
             ca: cas.signer().pem(),

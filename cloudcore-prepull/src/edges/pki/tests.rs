@@ -28,7 +28,8 @@ fn greedy_csr(key: &KeyPair) -> String {
 fn a_csr_yields_only_its_public_key() {
     let (authority, key, now) = (authority(), KeyPair::generate().unwrap(), SystemTime::now());
     let csr = VerifiedCsr::from_pem(&greedy_csr(&key)).unwrap();
-    let signed = authority.sign_client(&csr, &"edge-1".into(), SubjectForm::Own, 30 * DAY, now).unwrap();
+    let signed =
+        authority.sign_client(&csr, &"edge-1".into(), SubjectForm::Own, now..now + 30 * DAY).unwrap();
 
     let der = CertificateDer::from_pem_slice(signed.pem.as_bytes()).unwrap();
     let (_, certificate) = X509Certificate::from_der(&der).unwrap();
@@ -53,9 +54,9 @@ fn a_csr_yields_only_its_public_key() {
 fn every_certificate_has_its_own_serial_number() {
     let (authority, key) = (authority(), KeyPair::generate().unwrap());
     let csr = VerifiedCsr::from_pem(&greedy_csr(&key)).unwrap();
+    let now = SystemTime::now();
     let serial = || {
-        let signed =
-            authority.sign_client(&csr, &"edge-1".into(), SubjectForm::Own, DAY, SystemTime::now()).unwrap();
+        let signed = authority.sign_client(&csr, &"edge-1".into(), SubjectForm::Own, now..now + DAY).unwrap();
         let der = CertificateDer::from_pem_slice(signed.pem.as_bytes()).unwrap();
         X509Certificate::from_der(&der).unwrap().1.raw_serial().to_vec()
     };
@@ -67,7 +68,8 @@ fn no_certificate_outlives_the_ca() {
     let (authority, key) = (authority(), KeyPair::generate().unwrap());
     let csr = VerifiedCsr::from_pem(&greedy_csr(&key)).unwrap();
     let late = SystemTime::now() + 3645 * DAY;
-    let signed = authority.sign_client(&csr, &"edge-1".into(), SubjectForm::Own, 30 * DAY, late).unwrap();
+    let signed =
+        authority.sign_client(&csr, &"edge-1".into(), SubjectForm::Own, late..late + 30 * DAY).unwrap();
     assert_eq!(signed.not_after, authority.not_after);
 }
 

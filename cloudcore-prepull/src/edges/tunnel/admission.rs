@@ -20,7 +20,7 @@ use super::overload::{Overload, OverloadReason};
 use super::refusal::Refusal;
 use super::session::{self, SessionContext};
 use super::{Sessions, Settings};
-use crate::edges::EdgeMetrics;
+use crate::edges::PortTerms;
 use crate::edges::door::{Door, Secured};
 use crate::edges::log_rate::LogRate;
 use crate::edges::pki::ServerIdentity;
@@ -42,13 +42,12 @@ pub(super) struct Admission {
 
 impl Admission {
     pub(super) fn new(
-        identity: Arc<ServerIdentity>,
+        terms: PortTerms,
         sessions: Sessions,
-        roster: Roster,
         events: mpsc::Sender<SessionEvent>,
         settings: Settings,
-        metrics: EdgeMetrics,
     ) -> Self {
+        let PortTerms { identity, roster, metrics, shutdown: _ } = terms;
         Self {
             door: Door::new("tunnel", settings.door(), metrics.clone()),
             handshaker: Handshaker::new(Arc::clone(&identity), roster.clone(), &settings),

@@ -16,10 +16,8 @@ use tracing::Instrument;
 
 use super::admission::Admission;
 use super::{Sessions, Settings};
-use crate::edges::EdgeMetrics;
+use crate::edges::PortTerms;
 use crate::edges::accept::accept_connection;
-use crate::edges::pki::ServerIdentity;
-use crate::edges::roster::Roster;
 
 /// The kernel's queue of established connections: a fleet's first second after a restart fits into it.
 const BACKLOG: u32 = 4096;
@@ -36,21 +34,17 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-#[allow(clippy::too_many_arguments)] // what the tunnel consists of, put together in one place
 /// Serves edges until `shutdown`, then stops accepting and sends every session a `Goaway`. Returns when all
 /// sessions have ended, at the latest after [`Settings::drain_deadline`].
 pub async fn serve(
     listener: TcpListener,
-    identity: Arc<ServerIdentity>,
+    terms: PortTerms,
     sessions: Sessions,
-    roster: Roster,
     events: mpsc::Sender<SessionEvent>,
     settings: Settings,
-    metrics: EdgeMetrics,
-    shutdown: CancellationToken,
 ) {
-    let drain_deadline = settings.drain_deadline;
-    let admission = Arc::new(Admission::new(identity, sessions.clone(), roster, events, settings, metrics));
+    let (drain_deadline, shutdown) = (settings.drain_deadline, terms.shutdown.clone());
+    let admission = Arc::new(Admission::new(terms, sessions.clone(), events, settings));
     let tracker = TaskTracker::new();
     let abort = CancellationToken::new();
     let mut in_a_row = 0;

@@ -62,8 +62,7 @@ where
                 context.roster.count_ended(&refusal);
                 context.sessions.disconnect(&context.peer.node, id, &refusal.to_string());
             }
-            let not_after = context.peer.not_after;
-            context.sessions.directory().connect(&context.peer.node, id, &hello, not_after, Timestamp::now());
+            context.sessions.directory().connect(&context.peer, id, &hello, Timestamp::now());
             let registration = Registration { sessions: context.sessions, node: &context.peer.node, id };
             let mut announced = false;
             let Err(end) = context.exchange_messages(&mut channel, &outbox, hello, &mut announced).await;

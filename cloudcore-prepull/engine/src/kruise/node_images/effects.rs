@@ -7,8 +7,7 @@ use prepull_api::wire::{CloudMessage, truncate_reason};
 use super::{Action, Write};
 use crate::kruise::NodeImageUpdate;
 use crate::shared::effects::Effects;
-use crate::shared::events::{ObjectEvent, ObjectKind};
-use crate::shared::objects::ObjectId;
+use crate::shared::events::ObjectEvent;
 
 pub(super) struct NodeEffects<'a> {
     pub(super) node: &'a NodeName,
@@ -60,16 +59,10 @@ impl<'a> NodeEffects<'a> {
         self.emit(Action::NotifyJobs(update));
     }
 
-    pub(super) fn event(
-        &mut self,
-        kind: ObjectKind,
-        object: ObjectId,
-        warning: bool,
-        reason: &'static str,
-        note: &str,
-    ) {
-        let note = truncate_reason(note);
-        self.emit(Action::Event(ObjectEvent { kind, object, warning, reason, note }));
+    /// Emits an event, with a note of any length.
+    pub(super) fn event(&mut self, event: ObjectEvent) {
+        let note = truncate_reason(&event.note);
+        self.emit(Action::Event(ObjectEvent { note, ..event }));
     }
 
     /// A task slot of the node is taken (`true`) or freed.

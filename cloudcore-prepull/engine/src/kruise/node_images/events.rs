@@ -7,7 +7,7 @@ use prepull_api::task::{JobUid, NodeName};
 use super::effects::NodeEffects;
 use super::spec_edit::round_jobs;
 use crate::kruise::TagKey;
-use crate::shared::events::ObjectKind;
+use crate::shared::events::{ObjectEvent, ObjectKind};
 use crate::shared::objects::ObjectId;
 use crate::shared::reasons;
 
@@ -24,11 +24,11 @@ pub(super) fn end_events(
         let took = status.start_time.as_ref().zip(status.completion_time.as_ref());
         let took = took.map_or(0, |(start, end)| end.0.duration_since(start.0).as_secs());
         let note = format!("image {key} is on the node, after {took} s");
-        fx.event(ObjectKind::NodeImage, node_image, false, reasons::PULL_IMAGE_SUCCEED, &note);
-        return;
+        let (kind, reason) = (ObjectKind::NodeImage, reasons::PULL_IMAGE_SUCCEED);
+        return fx.event(ObjectEvent { kind, object: node_image, warning: false, reason, note });
     }
     let message = &status.message;
-    failure(ObjectKind::NodeImage, node_image, &format!("image {key}: {message}"), fx);
+    failure(ObjectKind::NodeImage, node_image, format!("image {key}: {message}"), fx);
     for owner in round_jobs(owners) {
         let job = ObjectId {
             namespace: owner.namespace.clone().unwrap_or_default(),
@@ -36,18 +36,18 @@ pub(super) fn end_events(
             uid: JobUid(owner.uid.clone().unwrap_or_default()),
         };
         let note = format!("image {key} on node {}: {message}", fx.node);
-        failure(ObjectKind::ImagePullJob, job, &note, fx);
+        failure(ObjectKind::ImagePullJob, job, note, fx);
     }
 }
 
 /// Publishes that the NodeImage has no room for a tag that a job requests.
 pub(super) fn full_event(uid: &str, image: &str, fx: &mut NodeEffects<'_>) {
     let note = format!("image {image}: the NodeImage has as many images as it may have");
-    failure(ObjectKind::NodeImage, node_image_id(fx.node, uid), &note, fx);
+    failure(ObjectKind::NodeImage, node_image_id(fx.node, uid), note, fx);
 }
 
-fn failure(kind: ObjectKind, object: ObjectId, note: &str, fx: &mut NodeEffects<'_>) {
-    fx.event(kind, object, true, reasons::PULL_IMAGE_FAILED, note);
+fn failure(kind: ObjectKind, object: ObjectId, note: String, fx: &mut NodeEffects<'_>) {
+    fx.event(ObjectEvent { kind, object, warning: true, reason: reasons::PULL_IMAGE_FAILED, note });
 }
 
 fn node_image_id(node: &NodeName, uid: &str) -> ObjectId {

@@ -18,7 +18,7 @@ use super::requests::RequestQueue;
 use super::shared_parts::SharedParts;
 use super::{Context, Written};
 use crate::kruise::NodeImageUpdate;
-use crate::shared::events::ObjectKind;
+use crate::shared::events::{ObjectEvent, ObjectKind};
 use crate::shared::node_view::NodeView;
 use crate::shared::objects::Unreadable;
 use crate::shared::outcomes::DispatchOutcome;
@@ -88,7 +88,8 @@ impl TrackedNode {
         self.forget_object(fx);
         self.object = ObjectState::Unreadable;
         let note = format!("the NodeImage cannot be read, nothing is done for it: {}", unreadable.error);
-        fx.event(ObjectKind::NodeImage, unreadable.id, true, reasons::INVALID, &note);
+        let (kind, object, reason) = (ObjectKind::NodeImage, unreadable.id, reasons::INVALID);
+        fx.event(ObjectEvent { kind, object, warning: true, reason, note });
     }
 
     /// The API server has this NodeImage, or none.

@@ -29,6 +29,13 @@ pub(super) struct Pulls {
     refused: BTreeMap<TagKey, ImageTagStatus>,
 }
 
+/// A tag that the spec wants, and that hasn't ended.
+struct Wanted<'a> {
+    object: &'a CompactNodeImage,
+    key: TagKey,
+    tag: &'a Tag,
+}
+
 impl Pulls {
     pub(super) fn has_waiting(&self) -> bool {
         self.pulls.values().any(|pull| matches!(pull.state(), State::Waiting))
@@ -59,12 +66,13 @@ impl Pulls {
                 if has_ended(tag) || !wanted.insert(key.clone()) {
                     continue;
                 }
+                let wanted = Wanted { object, key, tag };
                 match valid {
                     Ok(valid) => {
-                        self.refused.remove(&key);
-                        self.sync_pull(object, key, tag, valid, fx);
+                        self.refused.remove(&wanted.key);
+                        self.sync_pull(wanted, valid, fx);
                     }
-                    Err(reason) => self.refuse(object, key, tag, reason, fx),
+                    Err(reason) => self.refuse(wanted, reason, fx),
                 }
             }
         }
@@ -74,9 +82,7 @@ impl Pulls {
 
     fn sync_pull(
         &mut self,
-        object: &CompactNodeImage,
-        key: TagKey,
-        tag: &Tag,
+        Wanted { object, key, tag }: Wanted<'_>,
         valid: ValidTag,
         fx: &mut NodeEffects<'_>,
     ) {
@@ -101,14 +107,7 @@ impl Pulls {
         }
     }
 
-    fn refuse(
-        &mut self,
-        object: &CompactNodeImage,
-        key: TagKey,
-        tag: &Tag,
-        reason: String,
-        fx: &mut NodeEffects<'_>,
-    ) {
+    fn refuse(&mut self, Wanted { object, key, tag }: Wanted<'_>, reason: String, fx: &mut NodeEffects<'_>) {
         if let Some(mut pull) = self.pulls.remove(&key) {
             pull.abandon(fx);
         }

@@ -86,6 +86,15 @@ pub enum Input {
     Tick,
 }
 
+/// A write that ended, as in [`Input::Written`].
+#[derive(Debug)]
+pub(super) struct WriteEnd {
+    pub(super) object: Object,
+    pub(super) version: u64,
+    pub(super) stored: Option<String>,
+    pub(super) done: bool,
+}
+
 /// A job as the API server has it, or what can be read of it.
 pub type JobObject = Result<Box<ImagePrePullJob>, UnreadableJob>;
 

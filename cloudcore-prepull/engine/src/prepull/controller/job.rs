@@ -25,7 +25,7 @@ use prepull_api::failure::FailureCode;
 use prepull_api::task::{JobUid, NodeName, TaskId, TaskResult};
 use prepull_api::wire::{CloudMessage, OpenTask, Progress, truncate_reason};
 
-use super::{Action, Content, Effects, JobObject, Object, cancel, rest_of};
+use super::{Action, Content, Effects, JobObject, WriteEnd, cancel, rest_of};
 use crate::prepull::aggregate::{self, OtherSpec, Situation};
 use crate::prepull::plan;
 use crate::prepull::rollout::Reattach;
@@ -353,15 +353,8 @@ impl Job {
     }
 
     /// A write ended; what waited for it goes out.
-    pub(super) fn finish_write(
-        &mut self,
-        object: Object,
-        version: u64,
-        stored: Option<String>,
-        done: bool,
-        effects: &mut Effects<'_>,
-    ) {
-        for deferred in self.output.finish_write(object, version, stored, done, effects.now) {
+    pub(super) fn finish_write(&mut self, end: WriteEnd, effects: &mut Effects<'_>) {
+        for deferred in self.output.finish_write(end, effects.now) {
             self.release(deferred, effects);
         }
     }

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use prepull_api::crd::report::MAX_NODES_IN_REPORT;
 
-use super::super::Object;
+use super::super::{Object, WriteEnd};
 use super::shards::{Report, Shards};
 use crate::prepull::aggregate;
 use crate::prepull::rollout::Touched;
@@ -150,10 +150,7 @@ impl Output {
     /// A write ended. Returns what waited for it.
     pub(super) fn finish_write(
         &mut self,
-        object: Object,
-        version: u64,
-        stored: Option<String>,
-        done: bool,
+        WriteEnd { object, version, stored, done }: WriteEnd,
         now: Timestamp,
     ) -> Vec<Deferred> {
         self.note_version(object, stored);
