@@ -25,7 +25,7 @@ const SHARED: (&str, f64, f64) = ("types that share their name, %", 38.5, 15.0);
 const MEDIAN: (&str, f64, f64) = ("words in a test name, median", 7.0, 7.0);
 const NINETIETH: (&str, f64, f64) = ("words in a test name, 90th percentile", 13.0, 10.0);
 const REASONS: (&str, f64, f64) = ("inline reasons in 100 lines of code", 1.2, 2.5);
-const PARAMETERS: (&str, f64, f64) = ("functions with more than 5 parameters", 38.0, 12.0);
+const PARAMETERS: (&str, f64, f64) = ("functions with more than 5 parameters", 12.0, 12.0);
 
 /// A shorter literal is a name or a fragment, no sentence.
 const WORDS_OF_A_SENTENCE: usize = 4;
