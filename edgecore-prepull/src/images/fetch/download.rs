@@ -30,7 +30,7 @@ pub(super) struct Download<'a> {
     pub(super) buckets: Buckets<'a>,
     /// One permit per blob of the image that may arrive at the same time.
     pub(super) streams: Semaphore,
-    /// Set while somebody else wants the image now, who would wait for our limit.
+    /// Set while the container runtime pulls the image as well, and would wait for our limit.
     pub(super) letting_go: watch::Sender<bool>,
     pub(super) unpacking: Unpacking,
     /// Endpoints that trickled or fell silent. For the rest of the image, they're asked if no other one answers.

@@ -33,8 +33,8 @@ pub(super) enum Broken {
 }
 
 impl Download<'_> {
-    /// Writes what arrives. A registry without ranges begins at the beginning: what is there already is read past, which
-    /// takes as much from the link as fetching it anew would, and nothing of the disk.
+    /// Writes what arrives. A registry without ranges begins at the beginning. We skip what is there already: that takes
+    /// as much from the link as a new download would, and nothing of the disk.
     pub(super) async fn pour(
         &self,
         stream: &mut BlobStream,

@@ -13,8 +13,7 @@ pub(super) struct Order {
 }
 
 impl Order {
-    /// Takes in what the cloud says. Returns whether it is something else: what is under way must not be broken off for a
-    /// repetition.
+    /// Takes in an order of the cloud. Returns whether it differs: a repetition must not interrupt a download.
     pub(super) fn replace(&mut self, from: From, now: Instant) -> bool {
         let is_same = match (&self.from, &from) {
             (Some(From::Registry { .. }), From::Registry { .. }) | (Some(From::Wait), From::Wait) => true,
