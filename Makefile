@@ -23,12 +23,13 @@ WORDS := cargo run --quiet -p prepull-words -- $(if $(BASE),--base $(BASE))
 # Of `make check`: a job with everything in it, from its application to the images on three nodes.
 SMOKE := pulls::three_nodes_pull_from_two_registries
 # nextest runs each test in a process of its own, with the groups and the second try of .config/nextest.toml. It's built
-# once where it's missing, and runs no documentation tests.
+# once where it's missing. It runs no documentation tests; we have none.
 NEXTEST := $(SETUP)/nextest.sh
-TEST := $(NEXTEST) run --workspace && cargo test --workspace --doc
-CHECK := $(NEXTEST) run --workspace -E "not binary(=e2e) or test(=$(SMOKE))"
+# The Go programs collect garbage a quarter as often: most end before they would need the memory.
+TEST := export GOGC=400; $(NEXTEST) run --workspace
+CHECK := export GOGC=400; $(NEXTEST) run --workspace -E "not binary(=e2e) or test(=$(SMOKE))"
 # Without what needs a kubelet: none here is that old.
-OLDEST := $(NEXTEST) run --workspace -E "binary(=e2e) and not test(/^(installed|offline)::/)"
+OLDEST := export GOGC=400; $(NEXTEST) run --workspace -E "binary(=e2e) and not test(/^(installed|offline)::/)"
 # What cloudcore-prepull took in in every end-to-end test, played on the engine again: the same actions come out.
 REPLAY := PREPULL_REPLAY="$$PREPULL_E2E_LOGS" cargo test --workspace --test replay -- --nocapture the_recordings
 
