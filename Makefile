@@ -53,11 +53,11 @@ demo: ## A small cluster, edge nodes and a job, on this machine (ARGS= for its o
 	@PREPULL_E2E_LOGS=$${PREPULL_E2E_LOGS:-$(TARGET)/demo-logs} $(SETUP)/with-parts.sh $(TARGET)/debug $(TARGET)/debug/demo $(ARGS)
 
 fleet: ## One job over NODES=1000 simulated edges, measured (ARGS=--help shows its options)
-	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo build --release -p prepull-e2e --bin fleet'
-	@PREPULL_E2E_LOGS=$${PREPULL_E2E_LOGS:-$(TARGET)/fleet-logs} $(SETUP)/with-parts.sh $(TARGET)/release cargo run --release -p prepull-e2e --bin fleet -- --nodes $(or $(NODES),1000) $(ARGS)
+	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo build --release -p prepull-laboratory --bin fleet'
+	@PREPULL_E2E_LOGS=$${PREPULL_E2E_LOGS:-$(TARGET)/fleet-logs} $(SETUP)/with-parts.sh $(TARGET)/release cargo run --release -p prepull-laboratory --bin fleet -- --nodes $(or $(NODES),1000) $(ARGS)
 
 site: ## One image for NODES=10 boxes behind a thin uplink, measured; as root (ARGS=--help shows its options)
-	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo build --release -p prepull-e2e --bin site'
+	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo build --release -p prepull-laboratory --bin site'
 	@PREPULL_E2E_LOGS=$${PREPULL_E2E_LOGS:-$(TARGET)/site-logs} $(SETUP)/with-parts.sh $(TARGET)/release $(TARGET)/release/site --nodes $(or $(NODES),10) $(ARGS)
 
 storm: ## Faults by chance and all at once for MINUTES=10, then every job must be as it should be (ARGS='--seed N', BEFORE=REVISION)
@@ -87,7 +87,7 @@ test-upgrade: ## The programs of a revision are replaced in the middle of jobs, 
 	@$(SETUP)/upgrade.sh '$(BEFORE)'
 
 bench: ## The numbers to hold, measured (NODES= for a fleet other than 10,000; BEFORE=DIR: beside the programs there)
-	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo bench -p prepull-engine -p prepull-e2e --no-run'
+	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo bench -p prepull-engine -p prepull-laboratory --no-run'
 	@BEFORE='$(BEFORE)' PREPULL_E2E_LOGS=$${PREPULL_E2E_LOGS:-$(TARGET)/bench-logs} $(SETUP)/bench.sh $(TARGET)/release
 
 fuzz: ## Look for inputs that break something (MINUTES=10 or RUNS=, ONLY=plan, KEEP=1)

@@ -6,7 +6,7 @@ set -euo pipefail
 setup=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 bench() { # BIN-DIR ARGUMENT...
-  "$setup/with-parts.sh" "$1" cargo bench -p prepull-engine -p prepull-e2e "${@:2}"
+  "$setup/with-parts.sh" "$1" cargo bench -p prepull-engine -p prepull-laboratory "${@:2}"
 }
 if [[ -z ${BEFORE-} ]]; then
   bench "$1"

@@ -34,7 +34,7 @@ impl Chance {
     }
 
     /// Draws a number below `count`; 0 for 0.
-    pub(crate) fn below(&mut self, count: usize) -> usize {
+    pub fn below(&mut self, count: usize) -> usize {
         usize::try_from(self.next() % count.max(1) as u64).unwrap_or_default()
     }
 
@@ -49,7 +49,7 @@ impl Chance {
     }
 
     /// Draws the wait for the next of random events with this mean distance (exponential distribution).
-    pub(crate) fn wait(&mut self, mean: Duration) -> Duration {
+    pub fn wait(&mut self, mean: Duration) -> Duration {
         seconds(-mean.as_secs_f64() * (1.0 - self.part()).ln())
     }
 

@@ -23,7 +23,7 @@ use kube::{Client, Config};
 use server::Server;
 pub use server::Servers;
 
-pub(crate) use apply::documents;
+pub use apply::documents;
 pub use objects::NodeBuilder;
 
 use crate::cleanup::{Child, SOON, eventually};

@@ -11,10 +11,10 @@ use super::figures::Row;
 use super::liar::Liar;
 use super::run::{Order, Run};
 use super::scene::Boxes;
-use crate::measured::Teller;
 use crate::network::Outlet;
 use crate::network::lan::Vlan;
 use crate::node::Start;
+use crate::teller::Teller;
 
 /// Offset of the wrong clock in seconds, longer than the lifetime of a ticket. It's fast, because to a slow clock no
 /// certificate of a new cloud is valid yet.

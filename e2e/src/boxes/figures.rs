@@ -2,24 +2,6 @@
 
 use serde::Serialize;
 
-use super::Options;
-
-/// Everything that a run measures.
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Figures {
-    /// The options of the run.
-    pub options: Options,
-    /// Cores and memory of this machine.
-    pub machine: String,
-    /// Bytes of the image.
-    pub image_bytes: u64,
-    /// One row for each job.
-    pub rows: Vec<Row>,
-    /// Notes for the reader.
-    pub notes: Vec<String>,
-}
-
 /// The cost of one job.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]

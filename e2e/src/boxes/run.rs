@@ -9,7 +9,7 @@ use serde_json::json;
 use super::figures::{OfProcess, Row};
 use super::scene::{Boxes, SiteBox};
 use crate::jobs::Job;
-use crate::measured::Teller;
+use crate::teller::Teller;
 use crate::usage::Usage;
 
 /// Interval of the lines that show how far a job is.

@@ -15,6 +15,8 @@ use crate::network::{Lan, Outlet, Uplink};
 use crate::node::{EdgeNode, Start};
 use crate::registry::Registry;
 
+/// Flag of an agent that serves the other boxes.
+pub const SERVING: &str = "--peer-listen=0.0.0.0:10006";
 /// Label that names a node's site, and the site.
 pub const SITE: (&str, &str) = ("topology.kubernetes.io/zone", "store-1");
 /// Name of the registry in references.

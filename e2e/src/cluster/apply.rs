@@ -62,7 +62,7 @@ impl Cluster {
 }
 
 /// The objects of a YAML text: documents, and the items of Lists.
-pub(crate) fn documents(yaml: &str) -> Result<Vec<Value>> {
+pub fn documents(yaml: &str) -> Result<Vec<Value>> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(yaml).context("not YAML")?;
     let mut objects = Vec::new();
     for mut document in documents {

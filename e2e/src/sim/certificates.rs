@@ -109,7 +109,7 @@ impl Authority {
     }
 
     /// Writes a state directory like `join`, with its own key.
-    pub(crate) fn join(&self, state: &Path, node: &str) -> Result<()> {
+    pub fn join(&self, state: &Path, node: &str) -> Result<()> {
         let key = KeyPair::generate()?;
         self.state(state, &key)?;
         std::fs::write(state.join("pki/client.crt"), self.certificate(node, &key)?)?;

@@ -1,0 +1,98 @@
+//! `make storm`: all kinds of faults, randomly and concurrently, on real parts. Afterwards every job must be in the
+//! right state.
+//!
+//! ```text
+//!  Options ─▶ Scene (cluster, API proxy, two clouds, front, registries, three nodes, fleet)
+//!               ├─ weather   strikes and heals: programs, links, API server, registries, disks, clocks
+//!               ├─ people    create, edit, throttle, suspend, cancel, retry and delete jobs; secrets, nodes, reports
+//!               ├─ observer  watches every job, and notes each promise that is broken
+//!               └─ calm      heals all, waits for every job to end, and checks the leftovers
+//! ```
+//!
+//! The seed decides on the faults, their targets, times and durations. It's printed, and the same seed gives the same
+//! storm, as far as a busy machine keeps its times.
+
+mod calm;
+mod diary;
+mod observer;
+mod options;
+mod people;
+mod scene;
+mod schedule;
+mod weather;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+use prepull_e2e::place::Place;
+
+pub use options::Options;
+
+use diary::Diary;
+use observer::Observer;
+use people::People;
+use scene::Scene;
+use weather::Weather;
+
+/// Exit status after Ctrl-C.
+const INTERRUPTED: u8 = 130;
+
+/// Runs the program. The exit status is 0 if every promise was kept.
+pub async fn run(options: Options) -> ExitCode {
+    // Held to the end, so that all parts use the same place.
+    let place = match Place::here() {
+        Ok(place) => place,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let diary = match Diary::begin(&place.log_file("diary")) {
+        Ok(diary) => diary,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let seed = options.seed();
+    diary.note(&format!("PREPULL_STORM_SEED={seed} repeats this storm"));
+    let outcome = tokio::select! {
+        outcome = storm(&options, seed, &diary) => outcome,
+        _ = tokio::signal::ctrl_c() => {
+            diary.note("interrupted; everything is stopped");
+            return ExitCode::from(INTERRUPTED);
+        }
+    };
+    if let Err(error) = outcome {
+        diary.broken(&format!("the storm itself failed: {error:#}"));
+    }
+    let broken = diary.all_broken();
+    diary.note(&format!("everything is stopped; the logs are in {}", place.logs().display()));
+    if broken.is_empty() {
+        diary.note("every promise was kept");
+        return ExitCode::SUCCESS;
+    }
+    diary.note(&format!("{} promises were broken, with PREPULL_STORM_SEED={seed}:", broken.len()));
+    for line in broken {
+        diary.note(&format!("  {line}"));
+    }
+    ExitCode::FAILURE
+}
+
+async fn storm(options: &Options, seed: u64, diary: &Diary) -> Result<()> {
+    let mut scene = Scene::start(options, seed, diary).await?;
+    let observer = Observer::start(&scene.cluster, diary);
+    let duration = Duration::from_secs(60 * options.minutes);
+    let mut weather = Weather::new(seed, duration);
+    let mut people = People::new(seed, duration);
+    {
+        let Scene { cluster, trouble, fleet, images, .. } = &mut scene;
+        tokio::join!(weather.blow(trouble, cluster, diary), people.live(cluster, fleet, images, diary));
+    }
+    people.repair_all(&scene.cluster, &scene.fleet, &scene.images, diary).await;
+    diary.note("the storm is over: everything is healed");
+    calm::settle(&mut scene, &weather, &people, diary).await?;
+    observer.end(diary).await;
+    Ok(())
+}

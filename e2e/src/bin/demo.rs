@@ -1,8 +1,0 @@
-//! The program behind `make demo`.
-
-use std::process::ExitCode;
-
-#[tokio::main]
-async fn main() -> ExitCode {
-    prepull_e2e::demo::run().await
-}
