@@ -24,11 +24,16 @@ impl Stage {
         Self::around(cluster, cloud, names).await
     }
 
-    /// Starts a stage like [`Self::with_edges`], with Kruise's API.
+    /// Starts a stage like [`Self::with_edges`], with Kruise's API. The nodes have their NodeImages: a job takes the nodes
+    /// that have one when it begins.
     pub async fn with_kruise(names: &[&str]) -> Result<Self> {
         let cluster = Cluster::with_kruise().await?;
         let cloud = Cloud::with_kruise(&cluster).await?;
-        Self::around(cluster, cloud, names).await
+        let stage = Self::around(cluster, cloud, names).await?;
+        for name in names {
+            stage.cluster.node_image(name).exists().await?;
+        }
+        Ok(stage)
     }
 
     /// Starts edge nodes for a cluster and a cloud that are running.

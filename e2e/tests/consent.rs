@@ -212,6 +212,8 @@ async fn a_manual_node_image_needs_consent() -> Result<()> {
     let cloud = Cloud::with_kruise(&cluster).requires_consent().await?;
     let stage = Stage::around(cluster, cloud, &["edge-1"]).await?;
     let cluster = &stage.cluster;
+    // A job takes the nodes that are there when it begins.
+    cluster.node_image("edge-1").exists().await?;
     cluster.registry_secret("team", "registry", &[registry.login("alice")?]).await?;
     let image = |name: &str| registry.seed(&Image::small(name)?, &format!("team/{name}:v1"));
     let (by_job, by_hand) = (image("by-job")?, image("by-hand")?);

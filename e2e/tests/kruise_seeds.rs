@@ -198,6 +198,8 @@ async fn sandbox_metadata_reaches_the_runtime() -> Result<()> {
     let cloud = Cloud::with_kruise(&cluster).await?;
     cluster.edge_nodes(&["node-1"]).await?;
     let node = EdgeNode::start(&cluster, &cloud, "node-1").eavesdropped().await?;
+    // A job takes the nodes that are there when it begins.
+    cluster.node_image("node-1").exists().await?;
     let job: PullJob = cluster.apply_yaml(&with_fragment("metadata", SANDBOX)?).await?;
     assert_eq!(job.completes().await?.succeeded, 1);
     for said in
