@@ -54,17 +54,16 @@ impl Image {
         })
     }
 
-    /// An image of one of our programs as `make dist` lays it out, with the program that the tests use. It's made for each
-    /// test, since the program changes.
+    /// An image of one of our programs as `make dist` lays it out, with the program that the tests use. It's made once for
+    /// each run, since the program changes.
     pub(crate) fn of_program(name: &str) -> Result<Self> {
-        let dir = Place::here()?.new_dir("image")?;
-        let layout = Layout::new(&dir)?;
-        let layers = [layout.program_layer(&parts::program(name)?, &format!("usr/local/bin/{name}"))?];
-        let start = json!({"Env": ["PATH=/usr/local/bin"], "Entrypoint": [name]});
-        let top = layout.image_with(&Platform::here(), &layers, &start)?;
-        layout.finish(&top)?;
-        let layout::Manifest { digest, manifests, blobs, size, .. } = top;
-        Ok(Self { digest, manifests, blobs, size, dir })
+        let pool = std::env::var_os("PREPULL_E2E_POOL").map(PathBuf::from);
+        let cache = pool.map_or_else(|| Place::here()?.new_dir("images"), |pool| Ok(pool.join("images")))?;
+        cached_in(&cache, name, |layout| {
+            let layers = [layout.program_layer(&parts::program(name)?, &format!("usr/local/bin/{name}"))?];
+            let start = json!({"Env": ["PATH=/usr/local/bin"], "Entrypoint": [name]});
+            layout.image_with(&Platform::here(), &layers, &start)
+        })
     }
 
     /// An image with busybox and one small layer: images of different names share only the busybox layer.
@@ -159,19 +158,26 @@ impl Image {
 
 /// Reads an image from the cache, or generates it. Of several processes that need it, the first generates it.
 fn cached(name: &str, make: impl FnOnce(&Layout) -> Result<layout::Manifest>) -> Result<Image> {
-    let cache = parts::cache_dir().join(RECIPE);
+    cached_in(&parts::cache_dir().join(RECIPE), name, make)
+}
+
+fn cached_in(
+    cache: &Path,
+    name: &str,
+    make: impl FnOnce(&Layout) -> Result<layout::Manifest>,
+) -> Result<Image> {
     // skopeo would read the text after a colon as a tag.
     let dir = cache.join(name.replace(['/', ':'], "_"));
     if let Some(image) = read(&dir) {
         return Ok(image);
     }
-    std::fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
+    std::fs::create_dir_all(cache).with_context(|| format!("cannot create {}", cache.display()))?;
     let lock = std::fs::File::create(dir.with_added_extension("lock"))?;
     lock.lock()?;
     if let Some(image) = read(&dir) {
         return Ok(image);
     }
-    let scratch = tempfile::tempdir_in(&cache)?;
+    let scratch = tempfile::tempdir_in(cache)?;
     let layout = Layout::new(scratch.path())?;
     let top = make(&layout).with_context(|| format!("cannot make image {name}"))?;
     layout.finish(&top)?;
