@@ -228,7 +228,7 @@ async fn wrong_tokens_refuse_no_valid_one() -> Result<()> {
 /// The rights are those of components/metrics-secure, and the tokens those of the API server.
 #[tokio::test]
 async fn protected_metrics_need_a_right() -> Result<()> {
-    let cluster = Cluster::own().await?;
+    let cluster = Cluster::start().await?;
     cluster.apply_file(&parts::workspace().join("manifests/components/metrics-secure/rbac.yaml")).await?;
     let (authority, dir) = (Authority::new("metrics")?, Place::here()?.new_dir("metrics")?);
     let (certificate, key) = authority.server(&dir, &[])?;

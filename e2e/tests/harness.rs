@@ -101,6 +101,8 @@ async fn a_shared_cluster_is_empty_for_the_next_test() -> Result<()> {
     first.job("left").images(["nginx:1.25"]).on(["edge-1"]).apply().await?;
     first.pull_job("left", "nginx:1.25").in_namespace("team").apply().await?;
     first.create_node_image("edge-1").await?;
+    first.kubectl(&["create", "clusterrole", "looks", "--verb=list", "--resource=nodes"]).await?;
+    first.kubectl(&["create", "rolebinding", "looks", "--clusterrole=looks", "--user=jane"]).await?;
     let cloud = Cloud::with_kruise(&first).replica().await?;
     first.existing_job("left").until("has begun", |status| status.phase != JobPhase::Init).await?;
     let _fresh = cloud.token("edge-1").await?;
@@ -112,6 +114,8 @@ async fn a_shared_cluster_is_empty_for_the_next_test() -> Result<()> {
     assert_eq!(second.kubeconfig(), server);
     let left = second.kubectl(&["get", "nodes,ippj,ippr,nodeimages", "-o", "name"]).await?;
     assert_eq!(left, "");
+    let rights = second.kubectl(&["get", "clusterroles,rolebindings", "-A", "-o", "name"]).await?;
+    ensure!(!rights.contains("/looks") && rights.contains("/cloudcore-prepull\n"), "{rights}");
     for namespace in ["default", "team", prepull_e2e::cluster::NAMESPACE] {
         let kinds = "secrets,pods,leases,events,imagepulljobs,imagelistpulljobs";
         let left = second.kubectl(&["get", kinds, "--namespace", namespace, "-o", "name"]).await?;

@@ -91,7 +91,7 @@ async fn beside_kubeedge_nothing_is_done() -> Result<()> {
 
 #[tokio::test]
 async fn a_standby_beside_kubeedge_is_unavailable() -> Result<()> {
-    let cluster = Cluster::own().await?;
+    let cluster = Cluster::start().await?;
     let leader = Cloud::start(&cluster).standby().await?;
     leader.leads(SOON).await?;
     cluster.namespace("kubeedge").await?;

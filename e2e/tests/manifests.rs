@@ -166,7 +166,12 @@ async fn apply(cluster: &Cluster, objects: &[&Value]) -> Result<()> {
     let list = serde_json::json!({"apiVersion": "v1", "kind": "List", "items": objects});
     std::fs::write(&file, list.to_string())?;
     let file = file.to_str().context("not UTF-8")?;
-    let applied = cluster.kubectl(&["apply", "--server-side", "--force-conflicts", "-f", file]).await?;
+    // Other tests need the server as it is. Only a namespace must exist before its contents.
+    for namespace in objects.iter().filter(|object| object["kind"] == "Namespace") {
+        cluster.apply(&namespace.to_string()).await?;
+    }
+    let dry = ["apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", file];
+    let applied = cluster.kubectl(&dry).await?;
     ensure!(applied.matches("serverside-applied").count() == objects.len(), "{applied}");
     Ok(())
 }
@@ -198,7 +203,7 @@ fn is_restricted(pod: &PodSpec) -> bool {
 
 #[tokio::test]
 async fn the_cloud_side_renders_each_choice() -> Result<()> {
-    let cluster = Cluster::own().await?;
+    let cluster = Cluster::start().await?;
     let plain = Rendered::of(&cluster, &workspace().join(CLOUD)).await?;
     assert_eq!(plain.all("CustomResourceDefinition").len(), 2);
     assert_eq!(plain.variable("PREPULL_ADVERTISE")?.as_deref(), Some("cloudcore.example"));
@@ -307,7 +312,7 @@ async fn rendering_changes_no_right() -> Result<()> {
 
 #[tokio::test]
 async fn the_agents_are_one_folder() -> Result<()> {
-    let cluster = Cluster::own().await?;
+    let cluster = Cluster::start().await?;
     let plain = Rendered::of(&cluster, &workspace().join(EDGE)).await?;
     assert_eq!(plain.variable("PREPULL_SERVER")?.as_deref(), Some("cloudcore.example"));
     plain.is_accepted(&cluster).await?;
@@ -363,7 +368,7 @@ async fn the_agents_are_one_folder() -> Result<()> {
 
 #[tokio::test]
 async fn scraped_agents_listen_for_monitor_and_probes() -> Result<()> {
-    let cluster = Cluster::own().await?;
+    let cluster = Cluster::start().await?;
     let monitoring = workspace().join(EDGE).join("monitoring");
     // Also beside a runtime, which changes the same container.
     let k3s = workspace().join(EDGE).join("runtimes/k3s");

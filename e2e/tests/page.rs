@@ -364,7 +364,7 @@ async fn five_hundred_nodes_are_grouped_by_site() -> Result<()> {
 #[tokio::test]
 async fn ten_thousand_nodes_draw_without_stutter() -> Result<()> {
     const NODES: usize = 10_000;
-    let cluster = Cluster::own().await?;
+    let cluster = Cluster::start().await?;
     made_up_job(&cluster, "large", NODES).await?;
     let page = Page::serve(cluster.kubeconfig()).await?;
     let browser = page.opened().await?;

@@ -63,16 +63,16 @@ async fn a_first_day_with_the_plugin() -> Result<()> {
 }
 
 /// A Ready node with an offline edge: a job waits for it.
-async fn cluster_with_a_waiting_node() -> Result<(Cluster, Cloud)> {
-    let cluster = Cluster::own().await?;
-    let cloud = Cloud::start(&cluster).await?;
+async fn cloud_with_a_waiting_node(cluster: &Cluster) -> Result<Cloud> {
+    let cloud = Cloud::start(cluster).await?;
     cluster.edge_nodes(&["edge-1"]).await?;
-    Ok((cluster, cloud))
+    Ok(cloud)
 }
 
 #[tokio::test]
 async fn a_bad_night_with_the_plugin() -> Result<()> {
-    let (cluster, _cloud) = cluster_with_a_waiting_node().await?;
+    let cluster = Cluster::start().await?;
+    let _cloud = cloud_with_a_waiting_node(&cluster).await?;
     let me = Person::new(cluster.kubeconfig());
 
     // The job continues without its author.
@@ -130,7 +130,8 @@ async fn a_bad_night_with_the_plugin() -> Result<()> {
 
 #[tokio::test]
 async fn each_missing_right_is_named() -> Result<()> {
-    let (cluster, _cloud) = cluster_with_a_waiting_node().await?;
+    let cluster = Cluster::own().await?; // without Kruise's definitions
+    let _cloud = cloud_with_a_waiting_node(&cluster).await?;
     let _job = cluster.job("night").images(["nginx:1.25"]).on(["edge-1"]).apply().await?;
     let ann = Person::new(&cluster.kubeconfig_as("ann")?);
     let kind = "imageprepulljobs.operations.kubeedge.io in the whole cluster";
@@ -254,7 +255,7 @@ spec:
 
 #[tokio::test]
 async fn a_workload_is_pulled_then_rolled_out() -> Result<()> {
-    let cluster = Cluster::own().await?;
+    let cluster = Cluster::start().await?;
     let cloud = Cloud::start(&cluster).await?;
     let fleet = Fleet::start(&cluster, &cloud, 3).await?;
     cluster.kubectl(&["taint", "node", "sim-2", "gpu=a:NoSchedule"]).await?;

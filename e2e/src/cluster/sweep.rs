@@ -1,58 +1,45 @@
 //! Deletes all leftovers of a test from a shared API server.
 //!
-//! Definitions and rights are kept, except for Kruise's rights, which some tests must not have. Empty namespaces are
-//! kept as well, since no controller could delete one.
+//! Definitions are kept, and of the rights those that the pool has installed: some tests must not have others. Empty
+//! namespaces are kept as well, since no controller could delete one.
 
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
 use http::header::{ACCEPT, CONTENT_TYPE};
 use http::{Method, Request};
-use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use kube::Client;
-use kube::api::{Api, DeleteParams};
 use serde_json::{Value, json};
 
 use crate::cleanup::{SOON, eventually};
+use crate::parts::workspace;
 
 /// Namespace of Kubernetes itself, which is spared.
 const SYSTEM: &str = "kube-system";
 /// Media type of lists that have only metadata.
 const METADATA: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 /// Kinds of objects that tests leave: path of the group, and plural.
-const KINDS: [(&str, &str); 11] = [
+const KINDS: [(&str, &str); 12] = [
     ("/apis/operations.kubeedge.io/v1alpha2", "imageprepulljobs"),
     ("/apis/operations.kubeedge.io/v1alpha2", "imageprepullreports"),
     ("/apis/apps.kruise.io/v1beta1", "imagelistpulljobs"),
     ("/apis/apps.kruise.io/v1beta1", "imagepulljobs"),
     ("/apis/apps.kruise.io/v1beta1", "nodeimages"),
     ("/api/v1", "nodes"),
+    ("/apis/apps/v1", "deployments"),
     ("/api/v1", "pods"),
     ("/api/v1", "secrets"),
     ("/api/v1", "configmaps"),
     ("/apis/coordination.k8s.io/v1", "leases"),
     ("/api/v1", "events"),
 ];
-/// Name of Kruise's ClusterRole and its binding.
-const KRUISE_RIGHTS: &str = "cloudcore-prepull-kruise";
+/// Kinds of rights, without those that the API server makes for itself.
+const RIGHTS: [&str; 4] = ["clusterrolebindings", "clusterroles", "rolebindings", "roles"];
 
 /// Deletes everything, and returns when the objects are gone from the API server's cache as well. The authorizer may know
 /// the rights for a moment longer.
 pub(super) async fn everything(client: &Client) -> Result<()> {
-    let now = DeleteParams::default();
-    let (bindings, roles) =
-        (Api::<ClusterRoleBinding>::all(client.clone()), Api::<ClusterRole>::all(client.clone()));
-    let deleted = [
-        bindings.delete(KRUISE_RIGHTS, &now).await.map(drop),
-        roles.delete(KRUISE_RIGHTS, &now).await.map(drop),
-    ];
-    for deleted in deleted {
-        match deleted {
-            // Few tests install them.
-            Err(kube::Error::Api(status)) if status.code == 404 => {}
-            deleted => deleted.context("Kruise's rights cannot be deleted")?,
-        }
-    }
+    rights(client).await?;
     for (group, plural) in KINDS {
         for namespace in namespaces(client, &format!("{group}/{plural}")).await? {
             let path = match namespace {
@@ -77,18 +64,48 @@ pub(super) async fn everything(client: &Client) -> Result<()> {
     Ok(())
 }
 
+/// Deletes the rights that a test has added.
+async fn rights(client: &Client) -> Result<()> {
+    let mut installed = BTreeSet::new();
+    for file in super::RIGHTS {
+        for object in super::documents(&std::fs::read_to_string(workspace().join(file))?)? {
+            installed.insert(object["metadata"]["name"].as_str().unwrap_or_default().to_owned());
+        }
+    }
+    for plural in RIGHTS {
+        let group = "/apis/rbac.authorization.k8s.io/v1";
+        let added = format!("{group}/{plural}?labelSelector=kubernetes.io/bootstrapping%21=rbac-defaults");
+        for item in list(client, &added).await? {
+            let name = item["metadata"]["name"].as_str().unwrap_or_default();
+            let path = match item["metadata"]["namespace"].as_str() {
+                _ if installed.contains(name) => continue,
+                Some(SYSTEM) => continue,
+                Some(namespace) => format!("{group}/namespaces/{namespace}/{plural}/{name}"),
+                None => format!("{group}/{plural}/{name}"),
+            };
+            let request = Request::delete(&path).body(Vec::new())?;
+            client.request_text(request).await.with_context(|| format!("DELETE {path}"))?;
+        }
+    }
+    Ok(())
+}
+
 /// Reads the namespaces that have objects of a kind; None stands for objects without a namespace. A kind without a
 /// definition has no objects.
 async fn namespaces(client: &Client, path: &str) -> Result<BTreeSet<Option<String>>> {
+    let items = list(client, path).await?;
+    let namespaces = items.iter().map(|item| item["metadata"]["namespace"].as_str());
+    Ok(namespaces.filter(|namespace| *namespace != Some(SYSTEM)).map(|n| n.map(str::to_owned)).collect())
+}
+
+/// Reads the metadata of the objects below a path.
+async fn list(client: &Client, path: &str) -> Result<Vec<Value>> {
     let request = Request::get(path).header(ACCEPT, METADATA).body(Vec::new())?;
-    let list = match client.request_text(request).await {
-        Err(kube::Error::Api(status)) if status.code == 404 => return Ok(BTreeSet::new()),
-        answer => answer.with_context(|| format!("GET {path}"))?,
+    let mut list: Value = match client.request_text(request).await {
+        Err(kube::Error::Api(status)) if status.code == 404 => return Ok(Vec::new()),
+        answer => serde_json::from_str(&answer.with_context(|| format!("GET {path}"))?)?,
     };
-    let list: Value = serde_json::from_str(&list)?;
     ensure!(list["kind"] == "PartialObjectMetadataList", "GET {path}: {list}");
     // An empty list may be null.
-    let items = list["items"].as_array();
-    let namespaces = items.into_iter().flatten().map(|item| item["metadata"]["namespace"].as_str());
-    Ok(namespaces.filter(|namespace| *namespace != Some(SYSTEM)).map(|n| n.map(str::to_owned)).collect())
+    Ok(list["items"].as_array_mut().map(std::mem::take).unwrap_or_default())
 }
