@@ -230,7 +230,9 @@ async fn the_readme_leads_to_a_completed_job() -> Result<()> {
     // With an election, as in the Deployment: its right is one of those that were applied.
     let cloud = Cloud::start(&cluster).requires_consent().replica().await?;
     clock.lap("in place of kubectl rollout status: cloudcore-prepull runs and is ready");
-    let line = cloud.command(&["token", "create", "--node", "edge-1", "--install-line"]).await?;
+    let line = cloud
+        .command(&["token", "create", "--node", "edge-1", "--install-line", "--server", "127.0.0.1"])
+        .await?;
     let token = line.split_whitespace().find_map(|word| word.strip_prefix("PREPULL_TOKEN="));
     let token = token.context("no token in the line")?;
     clock.lap("cloudcore-prepull token create --install-line");

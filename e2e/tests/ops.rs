@@ -55,12 +55,12 @@ async fn what_a_node_lacks_is_named(jane: &Person, ann: &Person) -> Result<()> {
     let said = jane
         .runs("why edge-2")
         .await?
-        .is(0, &["✗ it has never joined", "Next: cloudcore-prepull token create --node edge-2"])?;
+        .is(1, &["✗ it has never joined", "Next: kubectl prepull tokens create --node edge-2"])?;
     eprintln!("why edge-2\n{}", said.out);
     jane.runs("why plain")
         .await?
-        .is(0, &["✗ it is no edge node", "Next: kubectl label node plain node-role.kubernetes.io/edge="])?;
-    jane.runs("why edge-3").await?.is(0, &["✗ there is no Node edge-3"])?;
+        .is(1, &["✗ it is no edge node", "Next: kubectl label node plain node-role.kubernetes.io/edge="])?;
+    jane.runs("why edge-3").await?.is(1, &["✗ there is no Node edge-3"])?;
     ann.runs("why edge-1")
         .await?
         .is(0, &["! its Node cannot be read: user ann lacks a right: to get nodes"])?;
@@ -96,6 +96,8 @@ async fn a_person_sees_edges_and_problems() -> Result<()> {
     eprintln!("nodes\n{}", said.out);
     let names = jane.runs("nodes --away -o name").await?.is(0, &[])?;
     assert_eq!(names.out, "node/edge-2\n");
+    jane.runs("nodes revoke edge-1").await?.is(1, &["kubectl prepull node revoke NAME"])?;
+    jane.runs("nodes edge-1 edge-9").await?.is(1, &["no edge is called edge-9"])?;
     let json = jane.runs("nodes edge-1 -o json").await?.is(0, &[])?;
     let json: serde_json::Value = serde_json::from_str(&json.out)?;
     assert_eq!((&json["total"], &json["items"][0]["connected"]), (&1.into(), &true.into()));
@@ -118,9 +120,9 @@ async fn a_person_sees_edges_and_problems() -> Result<()> {
     let said = jane
         .runs("why edge-1 web")
         .await?
-        .is(0, &["✗ job web has failed on it, Unreachable", "kubectl prepull retry web"])?;
+        .is(1, &["✗ job web has failed on it, Unreachable", "kubectl prepull retry web"])?;
     eprintln!("why edge-1 web\n{}", said.out);
-    jane.runs("why plain web").await?.is(0, &["✗ job web names its nodes, and not this one"])?;
+    jane.runs("why plain web").await?.is(1, &["✗ job web names its nodes, and not this one"])?;
     jane.runs("why edge-1 wev").await?.is(1, &["there is no ImagePrePullJob wev"])?;
 
     // All is well, except for the offline parts.
@@ -153,7 +155,7 @@ async fn a_person_sees_edges_and_problems() -> Result<()> {
     eventually("edge-1 is away", SOON, async || {
         jane.runs("why edge-1")
             .await?
-            .is(0, &["✗ its agent is not connected: it was last seen", "Next: on edge-1: systemctl status"])
+            .is(1, &["✗ its agent is not connected: it was last seen", "Next: on edge-1: systemctl status"])
     })
     .await?;
     cloud.terminate().await?;

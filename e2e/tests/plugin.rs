@@ -117,12 +117,20 @@ async fn a_bad_night_with_the_plugin() -> Result<()> {
             .await?
             .is(1, &["job night was cancelled, which is for good", "kubectl prepull run"])?;
     }
-    me.runs("why edge-1 night").await?.is(0, &["job night was cancelled, and has not started it"])?;
+    me.runs("why edge-1 night").await?.is(1, &["job night was cancelled, and has not started it"])?;
 
-    // A senseless job is reported immediately.
-    me.runs("run nginx --name odd --tolerate 2 --wait=1m")
-        .await?
-        .is(1, &["failureTolerate", "kubectl edit ippj odd"])?;
+    // A senseless job isn't made, also not as a file. One that was made otherwise is reported immediately.
+    for (flags, words) in [
+        ("--tolerate 2 --wait=1m", "spec.imagePrePullTemplate.failureTolerate"),
+        ("--rate fast --dry-run", "spec.download.maxRate"),
+        ("--wave 5,3 --dry-run", "spec.rollout.steps[1]"),
+        ("--name Spring_Release --dry-run", "--name Spring_Release"),
+        ("--wait 2m", "looks like the value of a flag"),
+    ] {
+        me.runs(&format!("run nginx {flags}")).await?.is(2, &[words])?;
+    }
+    cluster.job("odd").images(["nginx"]).on(["edge-1"]).tolerate("2").apply().await?;
+    me.runs("status odd --watch --timeout 1m").await?.is(1, &["failureTolerate", "kubectl edit ippj odd"])?;
     me.runs("retry odd").await?.is(1, &["job odd was refused", "failureTolerate"])?;
     me.runs("status other").await?.is(1, &["there is no ImagePrePullJob other", "kubectl get ippj"])?;
     Ok(())

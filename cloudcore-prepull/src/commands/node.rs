@@ -5,7 +5,7 @@ use std::io::Write;
 use clap::Subcommand;
 use prepull_admission::commands::node::{AllowArgs, Installation, RevokeArgs, allow, list, revoke};
 
-use super::token::TOKENS;
+use super::token::{NODES, TOKENS};
 
 /// The commands about nodes and their keys.
 #[derive(Debug, Subcommand)]
@@ -38,7 +38,7 @@ pub(crate) async fn run(
     namespace: &str,
     out: &mut (dyn Write + Send),
 ) -> anyhow::Result<()> {
-    let at = Installation { client, namespace: namespace.to_owned(), tokens: TOKENS };
+    let at = Installation { client, namespace: namespace.to_owned(), tokens: TOKENS, nodes: NODES };
     match command {
         NodeCommand::List => {
             write!(out, "{}", list(&at).await?)?;

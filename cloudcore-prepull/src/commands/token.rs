@@ -10,6 +10,7 @@ use crate::edges::pki::store::CaStore;
 
 /// How these commands begin.
 pub(super) const TOKENS: &str = "cloudcore-prepull token";
+pub(super) const NODES: &str = "cloudcore-prepull node list";
 
 /// The commands about join tokens.
 #[derive(Debug, Subcommand)]
@@ -21,7 +22,7 @@ pub(crate) enum TokenCommand {
     /// cluster keeps only a hash. Only the token goes to stdout, or with --install-line the whole command for the node; how
     /// to use it, and until when, goes to stderr.
     #[command(after_help = "Examples:\n  cloudcore-prepull token create --node edge-1\n  \
-                            cloudcore-prepull token create --node edge-1 --install-line\n  \
+                            cloudcore-prepull token create --node edge-1 --install-line --server cloud.example\n  \
                             cloudcore-prepull token create --ttl 8h   # for a whole fleet")]
     Create(CreateArgs),
     /// List the valid tokens, without their secrets.
@@ -39,7 +40,7 @@ pub(crate) async fn run(
     out: &mut (dyn Write + Send),
     hints: &mut (dyn Write + Send),
 ) -> anyhow::Result<()> {
-    let at = Installation { client, namespace: namespace.to_owned(), tokens: TOKENS };
+    let at = Installation { client, namespace: namespace.to_owned(), tokens: TOKENS, nodes: NODES };
     match command {
         TokenCommand::Create(args) => {
             // Before cloudcore has run for the first time: the CA in the Secret, which is created if there is none. That

@@ -24,6 +24,8 @@ pub struct Installation {
     pub namespace: String,
     /// The prefix of the token commands, for messages.
     pub tokens: &'static str,
+    /// The command that lists nodes, for messages.
+    pub nodes: &'static str,
 }
 
 /// The arguments of `revoke`.
@@ -66,7 +68,8 @@ pub async fn revoke(args: RevokeArgs, at: &Installation, out: &mut (dyn Write + 
     ensure!(
         unknown || !records.get(&node).await?.is_empty() || exists(at.client.clone(), &node).await?,
         "no edge of the name {node} is in the record, and the cluster has no Node of this name: see \
-         `cloudcore-prepull node list`. With --unknown it is revoked anyway"
+         `{}`. With --unknown it is revoked anyway",
+        at.nodes
     );
     let now = humantime::format_rfc3339_micros(SystemTime::now()).to_string();
     let (before, _) = records.change(&node, &Change::Revoke { at: now }).await?;

@@ -36,8 +36,9 @@ pub struct CreateArgs {
     /// Host of cloudcore, for the command that is shown; several are separated by commas.
     #[arg(long, value_name = "HOST", env = "PREPULL_ADVERTISE", value_delimiter = ',')]
     pub server: Vec<String>,
-    /// Print the whole line that installs the agent on a node, with the token in it, in place of the token alone.
-    #[arg(long)]
+    /// Print the whole line that installs the agent on a node, with the token in it, in place of the token alone. It needs
+    /// --server: a line for nowhere would still hold a token that is good.
+    #[arg(long, requires = "server")]
     pub install_line: bool,
 }
 

@@ -110,10 +110,6 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &FromArgs) -
     }
     let order = order.with_course(&args.course, cluster.namespace());
     let job = order.job(nodes_of(&order, cluster).await?);
-    if args.wait.dry_run {
-        session.print_document(&job)?;
-        return Ok(Ended::Done);
-    }
     let ended = start(session, cluster, &job, &args.wait).await?;
     match text {
         Some(text) if args.apply_then && ended == Ended::Done => {

@@ -4,11 +4,11 @@ mod table;
 
 use std::pin::pin;
 
-use anyhow::bail;
+use anyhow::{bail, ensure};
 use clap::Args;
 use futures::TryStreamExt;
 use jiff::Timestamp;
-use prepull_api::edges::{EdgeQuery, MAX_NAMES};
+use prepull_api::edges::{Edge, EdgeQuery, MAX_NAMES};
 use prepull_api::selector::Selector;
 use prepull_api::task::NodeName;
 
@@ -31,7 +31,7 @@ Examples:
 
 CONNECTED is since when, or when it was last seen. After a change of the leader that is not known of those that have not
 come back. TASKS are those that it has, of as many as it works on at a time. On a narrow terminal columns are left out;
--o wide has all of them.")]
+-o wide has all of them. A name that no edge has is an error.")]
 pub(crate) struct NodesArgs {
     /// Only these edges.
     #[arg(value_name = "NODE")]
@@ -67,7 +67,28 @@ impl NodesArgs {
     }
 }
 
+/// Fails for names that no edge has.
+fn refuse_unknown(asked: &[String], found: &[Edge]) -> anyhow::Result<()> {
+    let is_there = |name: &&str| found.iter().any(|edge| edge.name.as_str() == *name);
+    let unknown: Vec<_> = asked.iter().map(String::as_str).filter(|name| !is_there(name)).collect();
+    if let Some(verb) = unknown.first().filter(|name| VERBS.contains(name)) {
+        bail!("no edge is called {verb}, and `nodes` only lists edges: kubectl prepull node {verb} NAME");
+    }
+    let names = unknown.join(", ");
+    ensure!(unknown.is_empty(), "no edge is called {names}: `kubectl prepull nodes` without names lists all");
+    Ok(())
+}
+
+/// The commands of `node`, which are easily taken for those of `nodes`.
+const VERBS: [&str; 2] = ["revoke", "allow"];
+
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &NodesArgs) -> anyhow::Result<Ended> {
+    if !args.nodes.is_empty() {
+        let named = EdgeQuery { names: args.query()?.names, ..EdgeQuery::default() };
+        // As many names as can be asked for fit on one page.
+        let found = pin!(pages(cluster, &args.system, named)).try_next().await?;
+        refuse_unknown(&args.nodes, &found.map(|page| page.items).unwrap_or_default())?;
+    }
     let mut pages = pin!(pages(cluster, &args.system, args.query()?));
     let output = session.global.output;
     match output.and_then(Output::format) {

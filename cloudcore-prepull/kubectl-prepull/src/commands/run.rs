@@ -50,16 +50,26 @@ pub(crate) struct RunArgs {
 }
 
 fn parse_image(text: &str) -> Result<String, String> {
+    if is_value(text) {
+        return Err(format!(
+            "it looks like the value of a flag (--wait=2m has a =); an image of this name is docker.io/library/{text}"
+        ));
+    }
     Reference::parse(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
+}
+
+/// Whether the text is a time, a number, a percentage or a rate. Each of them is also a valid reference of an image.
+fn is_value(text: &str) -> bool {
+    let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == '%');
+    let unit = &text[number.len()..];
+    let is_number = !number.is_empty() && number.chars().all(|c| c.is_ascii_digit() || c == '.');
+    let is_unit = ["", "%", "k", "Ki", "M", "Mi", "G", "Gi", "T", "Ti"].contains(&unit);
+    (is_number && is_unit) || humantime::parse_duration(text).is_ok()
 }
 
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &RunArgs) -> anyhow::Result<Ended> {
     let order = order(args, cluster.namespace())?;
     let job = order.job(nodes_of(&order, cluster).await?);
-    if args.wait.dry_run {
-        session.print_document(&job)?;
-        return Ok(Ended::Done);
-    }
     start(session, cluster, &job, &args.wait).await
 }
 
@@ -130,6 +140,16 @@ mod tests {
         let line = line.split_whitespace().collect::<Vec<_>>().join(" ");
         assert_snapshot("commands/run/all-flags.yaml", &manifest(&line).unwrap());
         assert_snapshot("commands/run/nodes.yaml", &manifest("nginx --node edge-1 --node edge-2").unwrap());
+    }
+
+    #[test]
+    fn values_of_flags_are_no_images() {
+        for value in ["2m", "1h30m", "30", "10%", "2Mi", "0.5"] {
+            assert!(parse_image(value).unwrap_err().contains("--wait=2m"), "{value}");
+        }
+        for image in ["nginx", "nginx:1.25", "2048", "r.io/2m", "k3s", "docker.io/library/2m"] {
+            assert_eq!(parse_image(image).is_ok(), image != "2048", "{image}");
+        }
     }
 
     #[test]

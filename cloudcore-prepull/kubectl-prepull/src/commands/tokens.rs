@@ -113,7 +113,8 @@ impl Created {
 
 pub(super) fn installation(cluster: &Cluster, system: &SystemArgs) -> Installation {
     let namespace = system.system_namespace.clone();
-    Installation { client: cluster.client(), namespace, tokens: "kubectl prepull tokens" }
+    let (tokens, nodes) = ("kubectl prepull tokens", "kubectl prepull nodes");
+    Installation { client: cluster.client(), namespace, tokens, nodes }
 }
 
 /// What went wrong, with the role that grants a right that is missing.

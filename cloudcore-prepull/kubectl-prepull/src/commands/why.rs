@@ -26,7 +26,9 @@ Examples:
   kubectl prepull why edge-7
   kubectl prepull why edge-7 spring-release
   kubectl prepull why edge-7 imagepulljob/spring -n shop
-  kubectl prepull why edge-7 -o json | jq -r .next")]
+  kubectl prepull why edge-7 -o json | jq -r .next
+
+Exit status: 0, or 1 if something is in the way (✗).")]
 pub(crate) struct WhyArgs {
     /// The node.
     node: String,
@@ -40,7 +42,7 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &WhyArgs) ->
     let facts = facts::read(cluster, &args.system, &args.node, args.job.as_ref()).await?;
     let why = judge(&facts, Timestamp::now());
     session.print(&why, [format!("node/{}", why.node)], |_| render(&why, session.screen))?;
-    Ok(Ended::Done)
+    Ok(if why.is_clear() { Ended::Done } else { Ended::Failed })
 }
 
 fn render(why: &Why, screen: Screen) -> String {

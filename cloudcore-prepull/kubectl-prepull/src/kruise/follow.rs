@@ -29,7 +29,7 @@ pub(crate) async fn follow_kruise(
     let mut show = Show::new(session);
     let mut last = look(cluster, name).await?.view(Timestamp::now());
     let ended = bounded(ask_until_over(cluster, name, &mut show, &mut last), limit).await?;
-    show.clear();
+    show.end(ended);
     if matches!(ended, Ended::Done | Ended::Failed) {
         show.last(&last)?;
     }

@@ -41,7 +41,7 @@ pub(crate) async fn follow(
     let job = jobs::get(cluster, name).await?;
     let mut show = Show::new(session);
     let ended = bounded(Box::pin(until_over(cluster, job, &mut show)), limit).await?;
-    show.clear();
+    show.end(ended);
     if matches!(ended, Ended::Done | Ended::Failed) {
         // The watch of the reports may be a moment behind that of the job.
         let (job, tally) = look(cluster, name).await?;

@@ -9,7 +9,7 @@ use crate::output::Output;
 use crate::output::{Format, print, print_object};
 use crate::problem;
 use crate::screen::Screen;
-use crate::session::Session;
+use crate::session::{Ended, Session};
 
 pub(crate) struct Show {
     way: Way,
@@ -75,9 +75,12 @@ impl Show {
         }
     }
 
-    pub(crate) fn clear(&self) {
-        if let Way::Bars(bar) = &self.way {
-            bar.finish_and_clear();
+    /// Makes room for the last page of a job that is over. Otherwise what was last seen of it stays.
+    pub(crate) fn end(&self, ended: Ended) {
+        match &self.way {
+            Way::Bars(bar) if matches!(ended, Ended::Done | Ended::Failed) => bar.finish_and_clear(),
+            Way::Bars(bar) => bar.abandon(),
+            _ => {}
         }
     }
 

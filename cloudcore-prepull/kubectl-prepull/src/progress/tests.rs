@@ -1,7 +1,9 @@
 //! The texts of a job at 80 and at 160 columns.
+#![allow(clippy::unwrap_used)]
 
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use prepull_api::crd::download::WindowSpec;
 use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
 use prepull_api::crd::report::{ImagePrePullReport, ReportBody};
 use prepull_api::crd::status::{
@@ -186,6 +188,23 @@ fn the_time_left_needs_nodes_at_work() {
     let view = View::new(&job(JobPhase::InProgress, half.clone()), &at_work(), None, after(100));
     assert_eq!(view.seconds_left, Some(100));
     assert_eq!(view.bytes_per_second, Some(1_887_437), "180 MiB in 100 s");
+    let mut windows = job(JobPhase::InProgress, half.clone());
+    windows.spec.windows.push(WindowSpec::default());
+    assert_eq!(View::new(&windows, &at_work(), None, after(100)).seconds_left, None, "windows close");
+    let mut again = job(JobPhase::InProgress, half.clone());
+    again.status.get_or_insert_default().retry = 1;
+    assert_eq!(View::new(&again, &at_work(), None, after(100)).bytes_per_second, None, "it had ended");
+    let mut resumed = job(JobPhase::InProgress, half.clone());
+    let mut condition: Condition = serde_json::from_value(serde_json::json!({
+        "type": "Suspended", "status": "False", "reason": "NotSuspended", "message": "",
+        "lastTransitionTime": after(0).to_string(),
+    }))
+    .unwrap();
+    resumed.status.get_or_insert_default().conditions = vec![condition.clone()];
+    assert_eq!(View::new(&resumed, &at_work(), None, after(100)).seconds_left, Some(100));
+    condition.last_transition_time = Time(after(50));
+    resumed.status.get_or_insert_default().conditions = vec![condition];
+    assert_eq!(View::new(&resumed, &at_work(), None, after(100)).seconds_left, None, "it was suspended");
     half.in_progress = 0;
     let view = View::new(&job(JobPhase::InProgress, half), &Tally::default(), None, after(100));
     assert_eq!((view.seconds_left, view.bytes_per_second), (None, None));

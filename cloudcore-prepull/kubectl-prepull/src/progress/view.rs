@@ -48,7 +48,7 @@ pub(crate) struct View {
     pub(crate) bytes: ImageBytes,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bytes_per_second: Option<u64>,
-    /// How long it will still take, if it goes on like that.
+    /// How long it will still take, if it goes on like that. Windows close, and so it isn't known of a job that has some.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) seconds_left: Option<u64>,
     /// Failed nodes by code, the most frequent first.
@@ -136,8 +136,15 @@ impl View {
         let nodes = status.summary;
         let done = part_done(&nodes, tally.done_at_work);
         let bytes = tally.bytes;
+        // It has been suspended since its start, or had ended: for how long isn't known.
+        let was_suspended = status.conditions.iter().any(|condition| {
+            condition.type_ == "Suspended"
+                && started.is_some_and(|start| condition.last_transition_time.0 > start)
+        });
+        let has_stood = status.retry > 0 || was_suspended;
+        let has_windows = !job.spec.windows.is_empty();
         let pace = pace
-            .or_else(|| average(seconds?, bytes.done, done))
+            .or_else(|| average(seconds?, bytes.done, done).filter(|_| !has_stood && !has_windows))
             .filter(|_| !is_over && nodes.in_progress > 0);
         let template = &job.spec.image_pre_pull_template;
         let sources = template.image_sources.iter().map(|source| {
@@ -165,7 +172,9 @@ impl View {
                 paused_seconds: wave.paused_until.map(|until| seconds_between(now, until.0)),
             }),
             bytes_per_second: pace.map(|pace| whole(pace.bytes)).filter(|rate| *rate > 0),
-            seconds_left: pace.filter(|pace| pace.done > 0.0).map(|pace| whole((1.0 - done) / pace.done)),
+            seconds_left: pace
+                .filter(|pace| pace.done > 0.0 && !has_windows)
+                .map(|pace| whole((1.0 - done) / pace.done)),
             failures: failures(tally),
             waiting: groups(tally.waiting.iter().map(|(reason, group)| (reason.as_str(), group))),
             skipped: skipped(&status.skipped_nodes),

@@ -123,3 +123,15 @@ fn the_flags_ask_for_what_they_say() {
     assert_eq!(query("nodes").unwrap(), EdgeQuery::default());
     assert!(query("nodes --connected --away").is_err() && query("nodes -l ~").is_err());
 }
+
+#[test]
+fn unknown_names_and_verbs_are_errors() {
+    let found = [edge("edge-1")];
+    let said = |names: &str| {
+        let asked: Vec<_> = names.split(' ').map(str::to_owned).collect();
+        refuse_unknown(&asked, &found).map_err(|error| error.to_string())
+    };
+    assert_eq!(said("edge-1"), Ok(()));
+    assert!(said("edge-1 edge-2 edge-3").unwrap_err().contains("no edge is called edge-2, edge-3"));
+    assert!(said("revoke edge-1").unwrap_err().ends_with("kubectl prepull node revoke NAME"));
+}

@@ -22,6 +22,13 @@ pub(super) struct Why {
     pub(super) next: String,
 }
 
+impl Why {
+    /// Whether nothing is in the way, as far as we could look.
+    pub(super) fn is_clear(&self) -> bool {
+        self.points.iter().all(|point| point.mark != Mark::Bad)
+    }
+}
+
 pub(super) fn judge(facts: &Facts, now: Timestamp) -> Why {
     let name = &facts.name;
     let mut points = of_node(name, &facts.node, now);
@@ -143,7 +150,7 @@ fn of_edge(
 }
 
 fn certificate(name: &str, edge: &Edge, now: Timestamp) -> Point {
-    let token = format!("cloudcore-prepull token create --node {name} --install-line");
+    let token = format!("kubectl prepull tokens create --node {name} --install-line --server CLOUDCORE");
     let Some(until) = edge.certificate_until.as_ref().map(|until| until.0) else {
         // A connected one has a certificate; its record comes from a version that kept none.
         return if edge.connected {
@@ -159,9 +166,7 @@ fn certificate(name: &str, edge: &Edge, now: Timestamp) -> Point {
     if edge.revoked {
         Point::bad(
             "it is locked out: `node revoke` has been used on it",
-            format!(
-                "a false alarm: cloudcore-prepull node allow {name}; a new machine in its place: {token}"
-            ),
+            format!("a false alarm: kubectl prepull node allow {name}; a new machine in its place: {token}"),
         )
     } else if until <= now {
         Point::bad(

@@ -120,7 +120,7 @@ fn the_next_step_removes_the_first_obstacle() {
         Facts { node: Ok(Some(node(json!({"node-role.kubernetes.io/edge": ""}), "False"))), ..well() };
     assert!(next(&unready).contains("kubectl describe node edge-7"));
     let revoked = Facts { edge: Ok(Some(Edge { revoked: true, connected: false, ..edge() })), ..failed() };
-    assert!(next(&revoked).contains("cloudcore-prepull node allow edge-7"), "{}", next(&revoked));
+    assert!(next(&revoked).contains("kubectl prepull node allow edge-7"), "{}", next(&revoked));
     let expired = Facts {
         edge: Ok(Some(Edge { certificate_until: Some(at(-5)), connected: false, ..edge() })),
         ..well()
