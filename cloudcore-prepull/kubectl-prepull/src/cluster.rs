@@ -9,15 +9,12 @@ use kube::{Client, Config};
 use crate::problem::{Place, explain};
 use crate::session::GlobalArgs;
 
-/// Upper bound for making a connection: beyond that the server is gone, or a firewall drops our packets.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a request may go without a byte of an answer. Longer than an idle watch, which the API server ends after
-/// 290 s.
-const READ_TIMEOUT: Duration = Duration::from_secs(300);
+/// How long a watch may go without a byte. Longer than an idle one, which the API server ends after 290 s.
+const WATCH_TIMEOUT: Duration = Duration::from_secs(300);
 
 pub(crate) struct Cluster {
     client: Client,
-    once: Client,
+    watching: Client,
     namespace: String,
     place: Place,
 }
@@ -26,32 +23,34 @@ impl Cluster {
     /// Prepares the connection that the flags name. Nothing is sent yet.
     pub(crate) async fn connect(global: &GlobalArgs) -> anyhow::Result<Self> {
         let (mut config, context) = read_config(global).await?;
-        config.connect_timeout = Some(CONNECT_TIMEOUT);
-        config.read_timeout = Some(READ_TIMEOUT);
+        let patience = Some(global.request_timeout).filter(|time| !time.is_zero()).unwrap_or(WATCH_TIMEOUT);
+        config.connect_timeout = Some(patience);
+        config.read_timeout = Some(patience);
+        // It would try for minutes, without a word. A watch tries again by itself.
+        config.default_retry = false;
         // The timeout counts from the request, not from the last use of the connection.
         config.reset_reader_on_write = true;
         let namespace = global.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
-        let place = Place { server: config.cluster_url.to_string(), context };
+        let place = Place { server: config.cluster_url.to_string(), context, patience };
         let prepare = |config: Config| {
             Client::try_from(config)
                 .map_err(|error: kube::Error| explain(error.into(), &place))
                 .context("the connection to the cluster cannot be prepared")
         };
-        let mut without_retry = config.clone();
-        without_retry.default_retry = false;
-        let once = prepare(without_retry)?;
+        let mut of_watches = config.clone();
+        of_watches.read_timeout = Some(WATCH_TIMEOUT);
+        let watching = prepare(of_watches)?;
         let client = prepare(config)?;
-        Ok(Self { client, once, namespace, place })
+        Ok(Self { client, watching, namespace, place })
     }
 
     pub(crate) fn client(&self) -> Client {
         self.client.clone()
     }
 
-    /// A client that tries nothing again. The other one tries for minutes what is answered with 503, as by a Service without
-    /// pods.
-    pub(crate) fn once(&self) -> Client {
-        self.once.clone()
+    /// A client for watches, which may be silent while nothing changes.
+    pub(crate) fn watching(&self) -> Client {
+        self.watching.clone()
     }
 
     pub(crate) fn namespace(&self) -> &str {

@@ -21,10 +21,13 @@ const PAGE: usize = 1_000;
 /// The Service at which edges dial in, which every version has.
 pub(crate) const DOOR: &str = "cloudcore-prepull";
 
+/// The usual namespace of cloudcore-prepull.
+pub(crate) const SYSTEM: &str = "prepull-system";
+
 #[derive(Clone, Debug, Args)]
 pub(crate) struct SystemArgs {
     /// Namespace of cloudcore-prepull.
-    #[arg(long, value_name = "NAME", default_value = "prepull-system")]
+    #[arg(long, value_name = "NAME", default_value = SYSTEM)]
     pub(crate) system_namespace: String,
 }
 
@@ -85,11 +88,13 @@ async fn read<T: DeserializeOwned>(cluster: &Cluster, system: &SystemArgs, path:
     let namespace = &system.system_namespace;
     let path = format!("/api/v1/namespaces/{namespace}/services/{SERVICE}/proxy{path}");
     let request = Request::get(path).body(Vec::new()).context("the edges cannot be asked for")?;
-    let error = match cluster.once().request::<T>(request).await {
+    let error = match cluster.client().request::<T>(request).await {
         Ok(page) => return Ok(page),
         Err(error) => anyhow::Error::from(error),
     };
-    let Some(answer) = problem::answer(&error) else { return Err(error.context("the edges cannot be read")) };
+    let Some(answer) = problem::answer(&error).filter(|answer| !problem::is_page(answer)) else {
+        return Err(error.context("the edges cannot be read"));
+    };
     let door = if is_without(answer) { door(cluster, namespace).await } else { Door::Unknown };
     Err(match trouble(answer, namespace, door) {
         Some(text) => anyhow!(text),
@@ -109,7 +114,7 @@ enum Door {
 }
 
 async fn door(cluster: &Cluster, namespace: &str) -> Door {
-    let services = Api::<Service>::namespaced(cluster.once(), namespace);
+    let services = Api::<Service>::namespaced(cluster.client(), namespace);
     if matches!(services.get_opt(SERVICE).await, Ok(Some(_))) {
         return Door::Leaderless;
     }

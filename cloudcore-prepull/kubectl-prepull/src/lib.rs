@@ -20,6 +20,7 @@ mod edges;
 mod events;
 mod jobs;
 mod kruise;
+mod leader;
 mod listing;
 mod name;
 mod order;

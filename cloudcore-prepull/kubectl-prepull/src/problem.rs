@@ -1,9 +1,13 @@
 //! Texts of errors: the failure, the object, and the remedy.
 
+mod answer;
+
 use std::error::Error as StdError;
 use std::io::Write;
+use std::time::Duration;
 
 use kube::core::Status;
+use kube::runtime::watcher;
 use prepull_program::errors::with_causes;
 
 use crate::screen::{guard, tame};
@@ -15,6 +19,8 @@ pub(crate) struct Place {
     pub(crate) server: String,
     /// Context of the kubeconfig; none in a pod.
     pub(crate) context: Option<String>,
+    /// How long an answer may take.
+    pub(crate) patience: Duration,
 }
 
 /// A combination of arguments that makes no sense. It ends the program with the exit status of clap's own errors.
@@ -33,9 +39,35 @@ pub(crate) fn note(text: &str) {
     let _ = writeln!(std::io::stderr(), "{}", guard(text));
 }
 
-/// An error and its causes, in one line.
+/// An error and its causes, in one line. Of the cluster's it has the server's own words once.
 pub(crate) fn text(error: &anyhow::Error) -> String {
-    tame(&with_causes(error.as_ref()))
+    let Some(inner) = error.chain().find_map(kube_error) else { return tame(&with_causes(error.as_ref())) };
+    // A watch repeats what it wraps.
+    let outer =
+        error.chain().take_while(|cause| kube_error(*cause).is_none() && !cause.is::<watcher::Error>());
+    let texts = outer.map(ToString::to_string).chain([of_cluster(inner)]);
+    tame(&texts.collect::<Vec<_>>().join(": "))
+}
+
+/// An error of the client in words.
+fn of_cluster(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(answer) => answer::sentence(answer),
+        kube::Error::SerdeError(_) | kube::Error::FromUtf8(_) => answer::NO_ANSWER.to_owned(),
+        _ => {
+            let causes = with_causes(error);
+            // The libraries name themselves in front of what they say.
+            let causes = causes.trim_start_matches("ServiceError: ").trim_start_matches("HyperError: ");
+            causes.trim_start_matches("client error (Connect): ").to_owned()
+        }
+    }
+}
+
+/// Whether the server was silent for longer than we wait.
+fn is_silence(error: &kube::Error) -> bool {
+    let causes = std::iter::successors(Some(error as &(dyn StdError + 'static)), |&cause| cause.source());
+    let mut causes = causes.filter_map(|cause| cause.downcast_ref::<std::io::Error>());
+    causes.any(|cause| cause.kind() == std::io::ErrorKind::TimedOut)
 }
 
 /// Whether trying again does not help: the credentials are refused, a right or the definitions are missing.
@@ -47,6 +79,11 @@ pub(crate) fn is_lasting(error: &anyhow::Error) -> bool {
 pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let is_pipe = |error: &std::io::Error| error.kind() == std::io::ErrorKind::BrokenPipe;
     error.chain().any(|cause| cause.downcast_ref::<std::io::Error>().is_some_and(is_pipe))
+}
+
+/// Whether an answer is a web page, of something that stands in front of the API server.
+pub(crate) fn is_page(answer: &Status) -> bool {
+    answer::is_page(&answer.message)
 }
 
 /// The answer of the API server in an error, if it is one.
@@ -70,6 +107,14 @@ pub(crate) fn explain(error: anyhow::Error, place: &Place) -> anyhow::Error {
     }
     let Some(inner) = error.chain().find_map(kube_error) else { return error };
     let text = match inner {
+        _ if is_silence(inner) => {
+            return anyhow::anyhow!(
+                "the API server {} has not answered for {} (--request-timeout): a firewall is in between, or it has too much \
+                 to do",
+                described(place),
+                humantime::format_duration(place.patience)
+            );
+        }
         kube::Error::Auth(_) => format!(
             "the kubeconfig{} has no usable credentials: log in again",
             place.context.as_deref().map(|name| format!(", context {name},")).unwrap_or_default()
@@ -85,10 +130,7 @@ pub(crate) fn explain(error: anyhow::Error, place: &Place) -> anyhow::Error {
         }
         _ => return error,
     };
-    let causes = with_causes(inner);
-    // The libraries name themselves in front of what they say.
-    let causes = causes.trim_start_matches("ServiceError: ").trim_start_matches("client error (Connect): ");
-    anyhow::anyhow!("{text}: {causes}")
+    anyhow::anyhow!("{text}: {}", of_cluster(inner))
 }
 
 fn described(place: &Place) -> String {
@@ -100,6 +142,9 @@ fn described(place: &Place) -> String {
 
 /// What an answer means, if the remedy is not with the object that was asked for.
 fn explain_answer(answer: &Status, place: &Place) -> Option<String> {
+    if answer::is_page(&answer.message) {
+        return None;
+    }
     if answer.code == 401 {
         return Some(format!(
             "the API server {} does not accept the credentials of the kubeconfig: they are wrong or have expired; log in \
@@ -164,13 +209,14 @@ mod tests {
     use super::*;
 
     fn place() -> Place {
-        Place { server: "https://api:6443/".to_owned(), context: Some("prod".to_owned()) }
+        let context = Some("prod".to_owned());
+        Place { server: "https://api:6443/".to_owned(), context, patience: Duration::from_secs(10) }
     }
 
     fn explained(status: serde_json::Value) -> String {
         let status: Status = serde_json::from_value(status).unwrap();
         let error = anyhow::Error::from(kube::Error::Api(status.boxed())).context("read job web");
-        with_causes(explain(error, &place()).as_ref())
+        text(&explain(error, &place()))
     }
 
     #[test]

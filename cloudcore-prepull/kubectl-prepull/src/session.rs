@@ -1,6 +1,7 @@
 //! Arguments and outcomes that all commands share.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
@@ -19,12 +20,22 @@ pub(crate) struct GlobalArgs {
     /// Kubeconfig file [default: $KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod].
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) kubeconfig: Option<PathBuf>,
+    /// How long an answer of the API server may take, such as 30s; 0 waits for five minutes.
+    #[arg(long, global = true, value_name = "TIME", value_parser = parse_timeout, default_value = "10s")]
+    pub(crate) request_timeout: Duration,
     /// What is printed [default: text for people].
     #[arg(short, long, global = true, value_enum, value_name = "FORMAT")]
     pub(crate) output: Option<Output>,
     /// No colours. There are none either where the output is no terminal or `NO_COLOR` is set.
     #[arg(long, global = true)]
     pub(crate) no_color: bool,
+}
+
+fn parse_timeout(text: &str) -> Result<Duration, String> {
+    if text == "0" {
+        return Ok(Duration::ZERO);
+    }
+    humantime::parse_duration(text).map_err(|error| format!("{error}; such as 30s, or 0"))
 }
 
 /// What every command gets.

@@ -6,8 +6,10 @@ use clap::Args;
 use jiff::Timestamp;
 
 use crate::cluster::Cluster;
+use crate::edges::SYSTEM;
 use crate::kruise;
 use crate::kruise::follow::follow_kruise;
+use crate::leader;
 use crate::name::JobName;
 use crate::progress::follow::follow;
 use crate::progress::look::look;
@@ -47,7 +49,8 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &StatusArgs)
         }
         JobName::Own(name) => {
             let (job, tally) = look(cluster, name).await?;
-            View::new(&job, &tally, None, Timestamp::now())
+            let gone = leader::look(cluster, SYSTEM).await;
+            View::new(&job, &tally, None, Timestamp::now()).without_leader(gone.as_ref())
         }
         JobName::Kruise(name) => kruise::look(cluster, name).await?.view(Timestamp::now()),
     };

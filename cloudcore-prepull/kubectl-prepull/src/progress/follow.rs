@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use futures::StreamExt;
 use jiff::Timestamp;
-use kube::ResourceExt;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, ResourceExt};
 use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::report::ImagePrePullReport;
 use prepull_api::crd::status::JobPhase;
@@ -21,7 +21,9 @@ use super::tally::Tally;
 use super::view::View;
 use crate::amounts::duration;
 use crate::cluster::Cluster;
+use crate::edges::SYSTEM;
 use crate::jobs::{self, REPORTS_OF_A_PAGE};
+use crate::leader::{self, Leaderless};
 use crate::listing::{Change, Listing};
 use crate::problem;
 use crate::session::{Ended, Session};
@@ -90,8 +92,11 @@ async fn until_over(cluster: &Cluster, job: ImagePrePullJob, show: &mut Show) ->
     let of_name = watcher::Config::default().fields(&format!("metadata.name={name}"));
     // Few at a time: see jobs::REPORTS_OF_A_PAGE.
     let of_job = watcher::Config::default().labels(&jobs::of_job(&job)).page_size(REPORTS_OF_A_PAGE);
-    let mut changes = std::pin::pin!(watcher(jobs::api(cluster), of_name).default_backoff());
-    let mut reports = std::pin::pin!(watcher(jobs::reports_api(cluster), of_job).default_backoff());
+    let mut changes =
+        std::pin::pin!(watcher(Api::<ImagePrePullJob>::all(cluster.watching()), of_name).default_backoff());
+    let mut reports =
+        std::pin::pin!(watcher(Api::<ImagePrePullReport>::all(cluster.watching()), of_job).default_backoff());
+    let mut leader = std::pin::pin!(leader::looks(cluster, SYSTEM));
     let mut ticks = tokio::time::interval(if show.has_bars() { FRAME } else { LINE });
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut followed = Followed { job, ..Followed::default() };
@@ -107,6 +112,7 @@ async fn until_over(cluster: &Cluster, job: ImagePrePullJob, show: &mut Show) ->
                     followed.take_report(change);
                 }
             }
+            Some(gone) = leader.next() => followed.gone = gone,
             _ = ticks.tick() => show.now(&followed.view())?,
         }
         if jobs::is_over(&followed.job) {
@@ -142,6 +148,7 @@ struct Followed {
     listed: Listing<String>,
     pace: PaceMeter,
     since: Option<Instant>,
+    gone: Option<Leaderless>,
 }
 
 impl Followed {
@@ -175,9 +182,10 @@ impl Followed {
         let tally = Tally::sum(self.tallies.values());
         let view = View::new(&self.job, &tally, None, Timestamp::now());
         let at = self.since.get_or_insert_with(Instant::now).elapsed();
-        match self.pace.observe(at, view.bytes.done, view.done) {
+        let view = match self.pace.observe(at, view.bytes.done, view.done) {
             Some(pace) => View::new(&self.job, &tally, Some(pace), Timestamp::now()),
             None => view,
-        }
+        };
+        view.without_leader(self.gone.as_ref())
     }
 }

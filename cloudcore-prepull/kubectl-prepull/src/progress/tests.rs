@@ -17,6 +17,7 @@ use super::lines::Lines;
 use super::render::render;
 use super::tally::Tally;
 use super::view::{Pace, View};
+use crate::leader::Leaderless;
 use crate::screen::Screen;
 use crate::snapshot::assert_snapshot;
 
@@ -165,6 +166,17 @@ fn a_job_that_nobody_serves_says_so() {
     assert!(view(10).reason.starts_with("no cloudcore-prepull has looked at it yet"), "{:?}", view(10));
     job.metadata.generation = Some(1);
     assert!(!View::new(&job, &Tally::default(), None, after(10)).is_over);
+}
+
+#[test]
+fn without_a_leader_nothing_is_new() {
+    let gone = Leaderless { since: START, holder: Some("a-1".to_owned()) };
+    let view = busy().without_leader(Some(&gone));
+    assert!(view.reason.contains("a-1 does not renew its Lease"), "{}", view.reason);
+    assert_eq!((view.bytes_per_second, view.seconds_left), (None, None));
+    assert_eq!(busy().without_leader(None), busy());
+    let over = View { is_over: true, ..busy() };
+    assert_eq!(over.clone().without_leader(Some(&gone)), over);
 }
 
 #[test]

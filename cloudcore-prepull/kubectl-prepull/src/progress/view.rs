@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::tally::{AtWork, Group, Tally};
 use crate::amounts::seconds_between;
 use crate::jobs;
+use crate::leader::Leaderless;
 use crate::output::job_name;
 use crate::screen::tame;
 
@@ -195,6 +196,18 @@ impl View {
         self.failures = failures(tally);
         self.waiting = groups(tally.waiting.iter().map(|(reason, group)| (reason.as_str(), group)));
         self.at_work.clone_from(&tally.at_work);
+        self
+    }
+
+    /// The view of a job that no replica carries on, if there is none.
+    pub(crate) fn without_leader(mut self, gone: Option<&Leaderless>) -> Self {
+        if let Some(gone) = gone.filter(|_| !self.is_over) {
+            self.reason = format!(
+                "{}. Nothing below is newer; kubectl prepull check looks for the reason",
+                gone.text()
+            );
+            (self.bytes_per_second, self.seconds_left) = (None, None);
+        }
         self
     }
 

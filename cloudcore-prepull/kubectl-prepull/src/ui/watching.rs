@@ -11,13 +11,15 @@ use kube::Api;
 use kube::core::PartialObjectMeta;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
+use prepull_api::crd::job::ImagePrePullJob;
+use prepull_api::crd::kruise::ImagePullJob;
+use prepull_api::crd::report::ImagePrePullReport;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
 use super::known::Known;
 use crate::cluster::Cluster;
-use crate::jobs::{self, REPORTS_OF_A_PAGE};
-use crate::kruise;
+use crate::jobs::REPORTS_OF_A_PAGE;
 use crate::problem;
 
 /// How often rows are made of what has changed: as fast as a person sees bars move.
@@ -59,12 +61,14 @@ impl Watching {
     ///
     /// A missing right, missing definitions, or credentials that are not accepted.
     pub(crate) async fn run(&self, cluster: &Cluster) -> anyhow::Result<()> {
-        let of_jobs = watcher(jobs::api(cluster), watcher::Config::default()).default_backoff();
+        let of_jobs = watcher(Api::<ImagePrePullJob>::all(cluster.watching()), watcher::Config::default())
+            .default_backoff();
         let few = watcher::Config::default().page_size(REPORTS_OF_A_PAGE);
-        let of_reports = watcher(jobs::reports_api(cluster), few).default_backoff();
-        let nodes: Api<PartialObjectMeta<Node>> = Api::all(cluster.client());
+        let of_reports = watcher(Api::<ImagePrePullReport>::all(cluster.watching()), few).default_backoff();
+        let nodes: Api<PartialObjectMeta<Node>> = Api::all(cluster.watching());
         let of_nodes = watcher(nodes, watcher::Config::default()).default_backoff();
-        let of_pull_jobs = watcher(kruise::api(cluster, None), watcher::Config::default()).default_backoff();
+        let of_pull_jobs = watcher(Api::<ImagePullJob>::all(cluster.watching()), watcher::Config::default())
+            .default_backoff();
         tokio::try_join!(
             self.take(of_jobs, "the jobs cannot be watched", Known::take_job),
             self.take(of_reports, "the reports of jobs cannot be watched", Known::take_report),

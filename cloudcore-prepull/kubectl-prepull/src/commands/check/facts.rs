@@ -89,8 +89,11 @@ impl Edges {
 
 /// Reads everything. Fails if the API server cannot be asked at all.
 pub(super) async fn read(cluster: &Cluster, system: &SystemArgs) -> anyhow::Result<Facts> {
-    let version =
-        cluster.once().apiserver_version().await.context("the API server cannot be asked for its version")?;
+    let version = cluster
+        .client()
+        .apiserver_version()
+        .await
+        .context("the API server cannot be asked for its version")?;
     let said = |error: anyhow::Error| problem::text(&problem::explain(error, cluster.place()));
     let place = Place { cluster, said: &said };
     let namespace = Some(system.system_namespace.as_str());
@@ -163,7 +166,7 @@ impl<S: Fn(anyhow::Error) -> String> Place<'_, S> {
         let group = if K::GROUP.is_empty() { "/api".to_owned() } else { format!("/apis/{}", K::GROUP) };
         let request = Request::get(format!("{group}/{}/{path}", K::VERSION)).body(Vec::new());
         let request = request.map_err(|error| error.to_string())?;
-        match self.cluster.once().request(request).await {
+        match self.cluster.client().request(request).await {
             Ok(object) => Ok(Some(object)),
             Err(kube::Error::Api(answer)) if answer.code == 404 => Ok(None),
             Err(error) => Err((self.said)(error.into())),
@@ -172,7 +175,7 @@ impl<S: Fn(anyhow::Error) -> String> Place<'_, S> {
 }
 
 async fn pods(cluster: &Cluster, system: &SystemArgs) -> anyhow::Result<Vec<Pod>> {
-    let pods: Api<Pod> = Api::namespaced(cluster.once(), &system.system_namespace);
+    let pods: Api<Pod> = Api::namespaced(cluster.client(), &system.system_namespace);
     Ok(pods.list(&ListParams::default().labels(PODS).limit(100)).await?.items)
 }
 
@@ -211,7 +214,7 @@ async fn led_to(cluster: &Cluster, system: &SystemArgs) -> anyhow::Result<BTreeS
         let of_service = format!("endpointslices?labelSelector=kubernetes.io/service-name%3D{DOOR}");
         let path = format!("/apis/discovery.k8s.io/{version}/namespaces/{namespace}/{of_service}");
         let request = Request::get(path).body(Vec::new())?;
-        anyhow::Ok(cluster.once().request::<Slices>(request).await?)
+        anyhow::Ok(cluster.client().request::<Slices>(request).await?)
     };
     let listed = match slices("v1").await {
         Err(error) if problem::answer(&error).is_some_and(|answer| answer.code == 404) => {
@@ -224,7 +227,7 @@ async fn led_to(cluster: &Cluster, system: &SystemArgs) -> anyhow::Result<BTreeS
 
 /// Whether the API server serves jobs. Everybody may ask that.
 async fn served(cluster: &Cluster) -> anyhow::Result<bool> {
-    match cluster.once().list_api_group_resources(&format!("{GROUP}/v1alpha2")).await {
+    match cluster.client().list_api_group_resources(&format!("{GROUP}/v1alpha2")).await {
         Ok(_) => Ok(true),
         Err(kube::Error::Api(answer)) if answer.code == 404 => Ok(false),
         Err(error) => Err(error.into()),
@@ -235,7 +238,7 @@ async fn served(cluster: &Cluster) -> anyhow::Result<bool> {
 async fn clock(cluster: &Cluster) -> Option<SignedDuration> {
     let before = Timestamp::now();
     let request = Request::get("/version").body(Body::empty()).ok()?;
-    let answer = cluster.once().send(request).await.ok()?;
+    let answer = cluster.client().send(request).await.ok()?;
     let date = answer.headers().get(http::header::DATE)?.to_str().ok()?;
     let there = jiff::fmt::rfc2822::parse(date).ok()?.timestamp();
     let took = Timestamp::now().duration_since(before);

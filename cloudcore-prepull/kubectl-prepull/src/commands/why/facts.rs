@@ -14,6 +14,7 @@ use prepull_api::edges::Edge;
 use crate::cluster::Cluster;
 use crate::edges::{SystemArgs, one};
 use crate::kruise::OfNode;
+use crate::leader::{self, Leaderless};
 use crate::name::JobName;
 use crate::pages::pages;
 use crate::{jobs, kruise, problem};
@@ -31,6 +32,7 @@ pub(super) struct Facts {
     pub(super) node: Read<Option<Node>>,
     pub(super) edge: Read<Option<Edge>>,
     pub(super) known_since: Option<Timestamp>,
+    pub(super) gone: Option<Leaderless>,
     /// The job that was named, or the jobs that run and the last one that is over.
     pub(super) jobs: Read<Vec<OfJob>>,
     /// The job of OpenKruise that was named, or the jobs of the list.
@@ -53,7 +55,8 @@ pub(super) async fn read(
 ) -> anyhow::Result<Facts> {
     let said = |error: anyhow::Error| problem::text(&problem::explain(error, cluster.place()));
     let node = async { Api::<Node>::all(cluster.client()).get_opt(name).await };
-    let (node, edge) = futures::join!(node, one(cluster, system, name));
+    let gone = leader::look(cluster, &system.system_namespace);
+    let (node, edge, gone) = futures::join!(node, one(cluster, system, name), gone);
     // Without a cluster, or with refused credentials, fail at once.
     let node = match node.map_err(anyhow::Error::from) {
         Err(error) if problem::answer(&error).is_none_or(|answer| answer.code == 401) => return Err(error),
@@ -71,7 +74,7 @@ pub(super) async fn read(
         None => of_jobs(cluster, name).await.map_err(said),
     };
     let (name, is_job_named) = (name.to_owned(), job.is_some());
-    Ok(Facts { name, node, edge, known_since, jobs, pull_jobs, is_job_named })
+    Ok(Facts { name, node, edge, known_since, gone, jobs, pull_jobs, is_job_named })
 }
 
 /// The jobs that run, and the last one of the others that has a record of the node.

@@ -31,7 +31,10 @@ impl Why {
 
 pub(super) fn judge(facts: &Facts, now: Timestamp) -> Why {
     let name = &facts.name;
-    let mut points = of_node(name, &facts.node, now);
+    let mut points = Vec::new();
+    let check = "kubectl prepull check looks for the reason";
+    points.extend(facts.gone.as_ref().map(|gone| Point::bad(gone.text(), check)));
+    points.extend(of_node(name, &facts.node, now));
     points.extend(of_edge(name, &facts.edge, facts.known_since, now));
     let node = facts.node.as_ref().ok().and_then(Option::as_ref);
     match &facts.jobs {

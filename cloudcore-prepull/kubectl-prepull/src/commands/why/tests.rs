@@ -15,6 +15,7 @@ use super::judge::judge;
 use super::*;
 use crate::checklist::Mark;
 use crate::kruise::OfNode;
+use crate::leader::Leaderless;
 use crate::progress::view::View;
 use crate::snapshot::assert_snapshot;
 
@@ -54,6 +55,7 @@ fn well() -> Facts {
         node: Ok(Some(node(json!({"node-role.kubernetes.io/edge": "", "site": "a"}), "True"))),
         edge: Ok(Some(edge())),
         known_since: Some(at(-90_000).0),
+        gone: None,
         jobs: Ok(Vec::new()),
         pull_jobs: Vec::new(),
         is_job_named: false,
@@ -108,6 +110,15 @@ fn distinguishes_unknown_nodes_from_absent_ones() {
     let refused = Facts { edge: Err("user jane lacks a right: to get services/proxy".to_owned()), ..well() };
     let texts = [unknown, away, refused].map(|facts| render(&judge(&facts, NOW), Screen::plain(80)));
     assert_snapshot("commands/why/tests/away-80.txt", &texts.join("\n"));
+}
+
+#[test]
+fn a_missing_leader_is_the_first_obstacle() {
+    let gone = Leaderless { since: NOW, holder: None };
+    let why = judge(&Facts { gone: Some(gone), ..failed() }, NOW);
+    assert!(why.points[0].text.contains("has given its Lease back"), "{:?}", why.points[0]);
+    assert_eq!(why.next, "kubectl prepull check looks for the reason");
+    assert!(!why.is_clear());
 }
 
 #[test]

@@ -8,9 +8,8 @@ use x509_parser::pem::Pem;
 use super::super::facts::Facts;
 use crate::amounts::{count, duration, seconds_between};
 use crate::checklist::Point;
+use crate::leader::judge;
 
-/// What a Lease may be late: its times are of the leader's clock.
-const LATE: SignedDuration = SignedDuration::from_secs(15);
 /// A CA that ends earlier than this is to be replaced now: edges that are away for weeks have to learn of the next one.
 const ROTATE: SignedDuration = SignedDuration::from_hours(90 * 24);
 
@@ -27,7 +26,7 @@ fn leader(facts: &Facts, now: Timestamp) -> Point {
     let start = format!(
         "kubectl -n {namespace} get pods; kubectl -n {namespace} logs -l app.kubernetes.io/name=cloudcore-prepull"
     );
-    let spec = match &facts.lease {
+    let lease = match &facts.lease {
         Err(error) => return Point::open(format!("whether a replica leads is not known: {error}")),
         // A single one may lead without a Lease.
         Ok(None) if facts.edges.is_ok() => {
@@ -39,18 +38,18 @@ fn leader(facts: &Facts, now: Timestamp) -> Point {
                 "install cloudcore-prepull (docs/operations/install.md); --system-namespace names another namespace",
             );
         }
-        Ok(Some(lease)) => lease.spec.clone().unwrap_or_default(),
+        Ok(Some(lease)) => lease,
     };
-    let renewed = spec.renew_time.map_or(Timestamp::UNIX_EPOCH, |time| time.0);
-    let ago = duration(seconds_between(renewed, now));
-    let lasts = SignedDuration::from_secs(spec.lease_duration_seconds.unwrap_or_default().into());
-    match spec.holder_identity.filter(|holder| !holder.is_empty()) {
-        None => Point::bad(format!("no replica leads: the last leader gave its Lease back {ago} ago"), start),
-        Some(holder) if now.duration_since(renewed) > lasts.saturating_add(LATE) => {
-            Point::bad(format!("no replica leads: {holder} has not renewed its Lease for {ago}"), start)
-        }
-        Some(holder) => Point::good(format!("{holder} leads")),
-    }
+    let gone = match judge(lease, now) {
+        Ok(holder) => return Point::good(format!("{holder} leads")),
+        Err(gone) => gone,
+    };
+    let ago = duration(seconds_between(gone.since, now));
+    let how = match gone.holder {
+        None => format!("the last leader gave its Lease back {ago} ago"),
+        Some(holder) => format!("{holder} has not renewed its Lease for {ago}"),
+    };
+    Point::bad(format!("no replica leads: {how}"), start)
 }
 
 fn pods(facts: &Facts) -> Point {

@@ -1,0 +1,158 @@
+//! What the program says of an API server that is silent, that is none, or that refuses: a listener with canned answers.
+#![allow(clippy::unwrap_used)]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Answers each request with the first of these whose words are in its first line, and nothing if there is none.
+struct Scripted {
+    address: String,
+}
+
+impl Scripted {
+    fn start(answers: &'static [(&'static str, u16, &'static str)]) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let stream = stream.unwrap();
+                std::thread::spawn(move || serve(&stream, answers));
+            }
+        });
+        Self { address }
+    }
+
+    /// Exit status, stdout and stderr of a command.
+    fn run(&self, line: &str) -> (Option<i32>, String, String) {
+        let dir = tempfile::tempdir().unwrap();
+        let kubeconfig = dir.path().join("kubeconfig");
+        let text = format!(
+            r#"{{"apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{{"name": "c", "cluster": {{"server": "http://{}"}}}}],
+            "users": [{{"name": "u", "user": {{"token": "s3cret"}}}}],
+            "contexts": [{{"name": "c", "context": {{"cluster": "c", "user": "u"}}}}]}}"#,
+            self.address
+        );
+        std::fs::write(&kubeconfig, text).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kubectl-prepull"));
+        command.args(line.split_whitespace()).arg("--kubeconfig").arg(&kubeconfig).env_clear();
+        let output = command.output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    }
+
+    /// Asserts that the command fails with one line that has these words.
+    fn refuses(&self, line: &str, words: &str) {
+        let (status, _, said) = self.run(line);
+        assert_eq!(status, Some(1), "{line}: {said}");
+        assert!(said.contains(words), "{line}: {words:?} is not in {said}");
+        for dump in ["Status {", "ApiError", "Some(", "s3cret", "panicked"] {
+            assert!(!said.contains(dump), "{line}: {said}");
+        }
+        assert!(said.starts_with("error: ") && said.trim_end().lines().count() == 1, "{line}: {said}");
+        assert!(said.len() < 600, "{line}: {said}");
+    }
+}
+
+fn serve(stream: &TcpStream, answers: &[(&str, u16, &str)]) {
+    let mut reader = BufReader::new(stream);
+    loop {
+        let (mut first, mut length) = (String::new(), 0);
+        if reader.read_line(&mut first).unwrap_or(0) == 0 {
+            return;
+        }
+        loop {
+            let mut header = String::new();
+            reader.read_line(&mut header).unwrap();
+            if header.trim().is_empty() {
+                break;
+            }
+            if let Some(text) = header.to_ascii_lowercase().strip_prefix("content-length:") {
+                length = text.trim().parse().unwrap();
+            }
+        }
+        reader.read_exact(&mut vec![0; length]).unwrap();
+        let Some((_, status, body)) = answers.iter().find(|(words, ..)| first.contains(words)) else {
+            continue;
+        };
+        let head = format!("HTTP/1.1 {status} Scripted\r\nContent-Length: {}\r\n\r\n", body.len());
+        let mut stream = stream;
+        if stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes())).is_err() {
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_silent_api_server_hangs_no_command() {
+    let silent = Scripted::start(&[]);
+    for line in
+        ["status web", "failures web", "retry web", "nodes", "check", "run nginx --wait=0", "why edge-1"]
+    {
+        let began = Instant::now();
+        silent.refuses(
+            &format!("{line} --request-timeout 300ms"),
+            "has not answered for 300ms (--request-timeout)",
+        );
+        assert!(began.elapsed() < Duration::from_secs(10), "{line}: {:?}", began.elapsed());
+    }
+}
+
+#[test]
+fn refusals_are_one_sentence_with_remedy() {
+    const JOB: &str = r#"{"apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullJob",
+        "metadata": {"name": "web", "uid": "u"}, "spec": {"imagePrePullTemplate": {"images": ["a:1"], "nodeNames": ["e"]}}}"#;
+    macro_rules! answers {
+        ($code:literal, $body:literal) => {
+            Scripted::start(&[("GET /", 200, JOB), ("PATCH /", $code, $body), ("POST /", $code, $body)])
+        };
+    }
+    answers!(
+        409,
+        r#"{"kind": "Status", "status": "Failure", "code": 409, "reason": "Conflict", "message": "Operation cannot be fulfilled"}"#
+    )
+    .refuses("suspend web", "job web cannot be changed: it was changed by another writer at the same moment: try again");
+    answers!(
+        422,
+        r#"{"kind": "Status", "status": "Failure", "code": 422, "reason": "Invalid", "message": "ImagePrePullJob \"web\" is invalid",
+        "details": {"causes": [{"reason": "FieldValueInvalid", "field": "spec.retry", "message": "Invalid value: 2000"}]}}"#
+    )
+    .refuses("run nginx", "job nginx cannot be made: correct spec.retry: Invalid value: 2000");
+    answers!(
+        403,
+        r#"{"kind": "Status", "status": "Failure", "code": 403, "reason": "Forbidden",
+        "message": "imageprepulljobs \"web\" is forbidden: exceeded quota: team, requested: count/jobs=1"}"#
+    )
+    .refuses("run nginx", "job nginx cannot be made: the quota is used up: team, requested: count/jobs=1");
+    answers!(
+        400,
+        r#"{"kind": "Status", "status": "Failure", "code": 400, "message": "admission webhook \"w.example\" denied the request: not on Sunday"}"#
+    )
+    .refuses("cancel web", "the admission webhook w.example refuses it: not on Sunday");
+}
+
+#[test]
+fn what_is_no_api_server_is_recognized() {
+    const PAGE: &str =
+        "<!DOCTYPE html>\n<html><head><title>Hotel Wi-Fi</title></head><body>Room?</body></html>";
+    for status in [200, 302, 403, 404, 503, 511] {
+        let portal = match status {
+            200 => Scripted::start(&[("/", 200, PAGE)]),
+            302 => Scripted::start(&[("/", 302, PAGE)]),
+            403 => Scripted::start(&[("/", 403, PAGE)]),
+            404 => Scripted::start(&[("/", 404, PAGE)]),
+            503 => Scripted::start(&[("/", 503, PAGE)]),
+            _ => Scripted::start(&[("/", 511, PAGE)]),
+        };
+        for line in ["status web", "run nginx --wait=0", "nodes"] {
+            portal.refuses(line, "a portal or a proxy is in between");
+        }
+    }
+    let expired =
+        Scripted::start(&[("/", 401, r#"{"kind": "Status", "code": 401, "message": "Unauthorized"}"#)]);
+    for line in ["status web", "nodes", "why edge-1"] {
+        expired.refuses(line, "does not accept the credentials of the kubeconfig");
+    }
+}
