@@ -95,6 +95,35 @@ async fn a_bad_night_with_the_plugin() -> Result<()> {
     assert_eq!(me.completes(&["status", "ni"], &dir).await?, "night\n:4\n");
     assert_eq!(me.completes(&["run", "nginx", "--node", ""], &dir).await?, "edge-1\n:4\n");
 
+    // Its settings change while it runs, and the jobs are listed.
+    let words = ["rate from unset to 2Mi", "runs: it holds at once"];
+    me.runs("set night rate=2Mi window=22:00+24h").await?.is(0, &words)?;
+    let spec = cluster.existing_job("night").get().await?.spec;
+    ensure!(spec.download.is_some_and(|download| download.max_rate.as_deref() == Some("2Mi")));
+    ensure!(spec.windows.len() == 1);
+    me.runs("set night window=").await?.is(0, &["to unset"])?;
+    me.runs("set night rate=fast").await?.is(2, &["spec.download.maxRate"])?;
+    me.runs("list").await?.is(0, &["NAME", "night", "InProgress", "0 of 1"])?;
+    let json = me.runs("status night -o json").await?.is(0, &[])?;
+    let json: serde_json::Value = serde_json::from_str(&json.out)?;
+    assert_eq!(json["nodeStatus"][0]["nodeName"], "edge-1");
+
+    // The owner of a secret allows its use, and others keep theirs.
+    cluster.registry_secret("shop", "harbor", &[("harbor.example", "alice", &password("alice"))]).await?;
+    cluster
+        .kubectl(&[
+            "-n",
+            "shop",
+            "annotate",
+            "--overwrite",
+            "secret",
+            "harbor",
+            "prepull.kubeedge.io/allow=a",
+        ])
+        .await?;
+    me.runs("allow shop/harbor night").await?.is(0, &["now allows a,night"])?;
+    me.runs("allow harbor night -n shop").await?.is(0, &["allows night already"])?;
+
     me.runs("suspend night").await?.is(0, &["night suspended"])?;
     let job = cluster.existing_job("night");
     job.until("is suspended", |status| {
@@ -132,7 +161,7 @@ async fn a_bad_night_with_the_plugin() -> Result<()> {
     cluster.job("odd").images(["nginx"]).on(["edge-1"]).tolerate("2").apply().await?;
     me.runs("status odd --watch --timeout 1m").await?.is(1, &["failureTolerate", "kubectl edit ippj odd"])?;
     me.runs("retry odd").await?.is(1, &["job odd was refused", "failureTolerate"])?;
-    me.runs("status other").await?.is(1, &["there is no ImagePrePullJob other", "kubectl get ippj"])?;
+    me.runs("status other").await?.is(1, &["there is no ImagePrePullJob other", "kubectl prepull list"])?;
     Ok(())
 }
 
@@ -191,9 +220,12 @@ async fn each_missing_right_is_named() -> Result<()> {
     ann.runs(&warm("status"))
         .await?
         .is(1, &["user ann lacks a right: to get imagepulljobs.apps.kruise.io in namespace default"])?;
-    for command in ["status", "failures", "events", "why edge-1"] {
+    for command in ["status", "failures", "events"] {
         viewer.runs(&warm(command)).await?.is(0, &[])?;
     }
+    viewer.runs(&warm("why edge-1")).await?.is(1, &["it has never joined"])?;
+    viewer.runs("list -A").await?.is(0, &["imagepulljob/warm", "default"])?;
+    ann.runs("list").await?.is(1, &["user ann lacks a right: to list", kind])?;
     viewer.runs("status warm").await?.is(1, &["name it imagepulljob/warm -n default"])?;
     operator.runs(&warm("suspend")).await?.is(2, &["kubectl edit imagepulljob/warm"])?;
 

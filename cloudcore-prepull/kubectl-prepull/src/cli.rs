@@ -2,14 +2,17 @@
 
 use clap::{Parser, Subcommand};
 
+use crate::commands::allow::AllowArgs;
 use crate::commands::check::CheckArgs;
 use crate::commands::completion::CompletionArgs;
 use crate::commands::events::EventsArgs;
 use crate::commands::failures::FailuresArgs;
 use crate::commands::from::FromArgs;
+use crate::commands::list::ListArgs;
 use crate::commands::node::NodeArgs;
 use crate::commands::nodes::NodesArgs;
 use crate::commands::run::RunArgs;
+use crate::commands::set::SetArgs;
 use crate::commands::sites::SitesArgs;
 use crate::commands::status::StatusArgs;
 use crate::commands::tokens::TokensArgs;
@@ -53,6 +56,9 @@ pub(crate) enum Command {
     Run(Box<RunArgs>),
     /// Make a job of the images of a workload that is about to be rolled out.
     From(Box<FromArgs>),
+    /// List the jobs, with their phase and their nodes.
+    #[command(visible_alias = "ls")]
+    List(ListArgs),
     /// Show how far a job is, and what failed; --watch follows it.
     Status(StatusArgs),
     /// List the nodes of a job that failed, and why.
@@ -70,6 +76,10 @@ Example:
     Retry(OwnJob),
     /// Ask the nodes of a job that has ended whether their images are still there; nothing is downloaded.
     Verify(VerifyArgs),
+    /// Change the settings of a job while it runs: its rate, concurrency, secret, windows and others.
+    Set(SetArgs),
+    /// Let jobs use a secret, beside those that may use it already.
+    Allow(AllowArgs),
     /// Start no further node of a job; those that have started go on to their end.
     #[command(after_help = "Example:\n  kubectl prepull suspend spring-release")]
     Suspend(OwnJob),

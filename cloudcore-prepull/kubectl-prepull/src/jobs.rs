@@ -93,5 +93,5 @@ async fn missing(cluster: &Cluster, name: &str) -> String {
     if Api::<ImageListPullJob>::namespaced(cluster.client(), namespace).get(name).await.is_ok() {
         return kruise(KruiseKind::List);
     }
-    format!("there is no ImagePrePullJob {name}: `kubectl get ippj` lists those that there are")
+    format!("there is no ImagePrePullJob {name}: `kubectl prepull list` shows those that there are")
 }

@@ -95,6 +95,16 @@ pub(crate) async fn look_at(cluster: &Cluster, name: &KruiseName, node: &str) ->
     Ok(jobs.into_iter().map(of).collect())
 }
 
+/// The view of a job, without what its nodes say.
+pub(crate) fn view_of_job(job: &ImagePullJob, now: Timestamp) -> View {
+    view::of_job(job, &job.namespace().unwrap_or_default(), &Tally::default(), now)
+}
+
+/// The same of a list and its jobs.
+pub(crate) fn view_of_list(list: &ImageListPullJob, jobs: &[&ImagePullJob], now: Timestamp) -> View {
+    view::of_list(list, jobs, &list.namespace().unwrap_or_default(), &Tally::default(), now)
+}
+
 fn missing(cluster: &Cluster, name: &KruiseName) -> anyhow::Error {
     let (namespace, kind) = (cluster.namespace(), name.kind.singular());
     anyhow!("there is no {name} in namespace {namespace}: `kubectl get {kind} -A` lists those that there are")

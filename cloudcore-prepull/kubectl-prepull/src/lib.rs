@@ -35,20 +35,25 @@ mod session;
 mod snapshot;
 mod start;
 mod table;
+mod version;
+mod window;
 mod workload;
 
 mod commands {
+    pub(crate) mod allow;
     pub(crate) mod cancel;
     pub(crate) mod check;
     pub(crate) mod completion;
     pub(crate) mod events;
     pub(crate) mod failures;
     pub(crate) mod from;
+    pub(crate) mod list;
     pub(crate) mod node;
     pub(crate) mod nodes;
     pub(crate) mod resume;
     pub(crate) mod retry;
     pub(crate) mod run;
+    pub(crate) mod set;
     pub(crate) mod sites;
     pub(crate) mod status;
     pub(crate) mod suspend;

@@ -242,7 +242,7 @@ impl Default for Concurrency {
 }
 
 impl Concurrency {
-    fn of(self, nodes: usize) -> i64 {
+    pub(crate) fn of(self, nodes: usize) -> i64 {
         match self {
             Self::Nodes(nodes) => nodes.into(),
             Self::Percent(percent) => {
@@ -271,7 +271,7 @@ impl FromStr for Concurrency {
 pub(crate) struct SecretName(String);
 
 impl SecretName {
-    fn in_namespace(&self, namespace: &str) -> String {
+    pub(crate) fn in_namespace(&self, namespace: &str) -> String {
         if self.0.contains('/') { self.0.clone() } else { format!("{namespace}/{}", self.0) }
     }
 }

@@ -52,7 +52,7 @@ fn parse_wait(text: &str) -> Result<Wait, String> {
 }
 
 /// Fails for a job that the API server or cloudcore-prepull would refuse.
-fn check(job: &ImagePrePullJob) -> Result<(), WrongUsage> {
+pub(crate) fn check(job: &ImagePrePullJob) -> Result<(), WrongUsage> {
     let name = job.name_any();
     // Nodes and jobs have the same rule for their names.
     if !NodeName::from(name.as_str()).is_valid() {

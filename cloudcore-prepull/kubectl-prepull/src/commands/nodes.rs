@@ -5,19 +5,18 @@ mod table;
 use std::pin::pin;
 
 use anyhow::{bail, ensure};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use futures::TryStreamExt;
 use jiff::Timestamp;
-use prepull_api::edges::{Edge, EdgeQuery, MAX_NAMES};
+use prepull_api::edges::{Edge, EdgeList, EdgeQuery, MAX_NAMES};
 use prepull_api::selector::Selector;
 use prepull_api::task::NodeName;
 
 use crate::cluster::Cluster;
 use crate::edges::{SystemArgs, pages};
-use crate::output::Output;
-use crate::output::{Format, print, print_object};
 use crate::problem::WrongUsage;
 use crate::session::{Ended, Session};
+use crate::version;
 use table::Table;
 
 /// The arguments of `nodes`.
@@ -27,7 +26,8 @@ Examples:
   kubectl prepull nodes
   kubectl prepull nodes -l topology.kubernetes.io/zone=north --away
   kubectl prepull nodes edge-1 edge-2 -o wide
-  kubectl prepull nodes -o json | jq '.items[] | select(.version != \"0.1.0\") | .name'
+  kubectl prepull nodes --sort disk | head
+  kubectl prepull nodes --outdated -o name
 
 CONNECTED is since when, or when it was last seen. After a change of the leader that is not known of those that have not
 come back. TASKS are those that it has, of as many as it works on at a time. On a narrow terminal columns are left out;
@@ -45,11 +45,27 @@ pub(crate) struct NodesArgs {
     /// Only edges that are not connected.
     #[arg(long)]
     away: bool,
+    /// Only connected edges whose agent is older than this program.
+    #[arg(long)]
+    outdated: bool,
+    /// The order: the fullest disk, the oldest version, or the edge that is away for longest first [default: by name].
+    #[arg(long, value_enum, value_name = "BY")]
+    sort: Option<Order>,
     /// The label of Nodes that holds their site [default: that of cloudcore-prepull run --site-label].
     #[arg(long, value_name = "KEY")]
     site_label: Option<String>,
     #[command(flatten)]
     system: SystemArgs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Order {
+    /// Least free space first
+    Disk,
+    /// Oldest agent first
+    Version,
+    /// Away for longest first
+    Seen,
 }
 
 impl NodesArgs {
@@ -89,39 +105,58 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &NodesArgs) 
         let found = pin!(pages(cluster, &args.system, named)).try_next().await?;
         refuse_unknown(&args.nodes, &found.map(|page| page.items).unwrap_or_default())?;
     }
-    let mut pages = pin!(pages(cluster, &args.system, args.query()?));
-    let output = session.global.output;
-    match output.and_then(Output::format) {
-        Some(format) => print_all(pages, format).await?,
-        None if output == Some(Output::Name) => {
-            while let Some(page) = pages.try_next().await? {
-                let names: Vec<_> = page.items.iter().map(|edge| format!("node/{}\n", edge.name)).collect();
-                print(&names.concat())?;
-            }
-        }
-        None => {
-            let mut table = Table::new(Timestamp::now());
-            // Only the cells that are shown stay in memory.
-            while let Some(page) = pages.try_next().await? {
-                table.add(&page);
-            }
-            print(&table.render(session.screen, output == Some(Output::Wide)))?;
-        }
-    }
+    let Some(mut all) = all(cluster, args).await? else { return Ok(Ended::Done) };
+    arrange(&mut all, args.outdated, args.sort);
+    let names: Vec<_> = all.items.iter().map(|edge| format!("node/{}", edge.name)).collect();
+    session.print(&all, names, |is_wide| {
+        let mut table = Table::new(Timestamp::now());
+        table.add(&all);
+        table.render(session.screen, is_wide)
+    })?;
     Ok(Ended::Done)
 }
 
-async fn print_all(
-    mut pages: std::pin::Pin<&mut impl futures::Stream<Item = anyhow::Result<prepull_api::edges::EdgeList>>>,
-    format: Format,
-) -> anyhow::Result<()> {
-    let Some(mut all) = pages.try_next().await? else { return Ok(()) };
+/// All pages as one list. An edge has less than a kilobyte.
+async fn all(cluster: &Cluster, args: &NodesArgs) -> anyhow::Result<Option<EdgeList>> {
+    let mut pages = pin!(pages(cluster, &args.system, args.query()?));
+    let Some(mut all) = pages.try_next().await? else { return Ok(None) };
     while let Some(page) = pages.try_next().await? {
         all.items.extend(page.items);
-        (all.total, all.connected, all.next) = (page.total, page.connected, page.next);
+        (all.total, all.connected) = (page.total, page.connected);
     }
     all.next = None;
-    print_object(&all, format)
+    Ok(Some(all))
+}
+
+/// Leaves out what isn't wanted, and puts the rest in order.
+fn arrange(list: &mut EdgeList, outdated: bool, order: Option<Order>) {
+    if outdated {
+        let ours = version::parse(env!("CARGO_PKG_VERSION"));
+        // A version of another kind, such as of a build of one's own, is not judged.
+        let is_old = |edge: &Edge| match edge.version.as_deref() {
+            None => true,
+            Some(theirs) => version::parse(theirs).is_some_and(|theirs| Some(theirs) < ours),
+        };
+        list.items.retain(|edge| edge.connected && is_old(edge));
+        (list.total, list.connected) = (list.items.len(), list.items.len());
+    }
+    match order {
+        None => {}
+        Some(Order::Disk) => {
+            let free = |edge: &Edge| edge.disk.as_ref().map_or(u64::MAX, |disk| disk.available);
+            list.items.sort_by_key(free);
+        }
+        Some(Order::Version) => {
+            list.items.sort_by_cached_key(|edge| edge.version.as_deref().and_then(version::parse));
+        }
+        Some(Order::Seen) => list.items.sort_by_key(|edge| {
+            (
+                edge.connected,
+                edge.last_seen.as_ref().map(|time| time.0),
+                edge.connected_since.as_ref().map(|time| time.0),
+            )
+        }),
+    }
 }
 
 #[cfg(test)]

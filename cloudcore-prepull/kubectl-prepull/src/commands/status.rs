@@ -3,10 +3,15 @@
 use std::time::Duration;
 
 use clap::Args;
+use futures::TryStreamExt;
 use jiff::Timestamp;
+use prepull_api::crd::job::ImagePrePullJob;
+use prepull_api::crd::status::NodeStatus;
+use serde::Serialize;
 
 use crate::cluster::Cluster;
 use crate::edges::SYSTEM;
+use crate::jobs;
 use crate::kruise;
 use crate::kruise::follow::follow_kruise;
 use crate::leader;
@@ -23,11 +28,12 @@ use crate::session::{Ended, Session};
 Examples:
   kubectl prepull status spring-release
   kubectl prepull status spring-release --watch --timeout 2h
-  kubectl prepull status spring-release -o json | jq .failures
+  kubectl prepull status spring-release -o json | jq '.nodeStatus[] | select(.phase == \"Failure\") | .nodeName'
   kubectl prepull status imagepulljob/spring -n shop
 
 On a terminal --watch shows bars that move, elsewhere a line for each change, with -o json a document for each change.
-Without it the rate is the average since the start. -o wide adds the nodes at work.
+Without it the rate is the average since the start. -o wide adds the nodes at work; -o json and -o yaml all nodes, in
+nodeStatus as in the API, but not with --watch.
 
 Exit status: 0; with --watch also 1 if the job is a Failure, 3 after --timeout, 130 after Ctrl-C.")]
 pub(crate) struct StatusArgs {
@@ -42,7 +48,7 @@ pub(crate) struct StatusArgs {
 }
 
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &StatusArgs) -> anyhow::Result<Ended> {
-    let view = match &args.job {
+    let (view, nodes) = match &args.job {
         JobName::Own(name) if args.watch => return follow(session, cluster, name, args.timeout).await,
         JobName::Kruise(name) if args.watch => {
             return follow_kruise(session, cluster, name, args.timeout).await;
@@ -50,10 +56,34 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &StatusArgs)
         JobName::Own(name) => {
             let (job, tally) = look(cluster, name).await?;
             let gone = leader::look(cluster, SYSTEM).await;
-            View::new(&job, &tally, None, Timestamp::now()).without_leader(gone.as_ref())
+            let view = View::new(&job, &tally, None, Timestamp::now()).without_leader(gone.as_ref());
+            let nodes = if session.is_for_programs() { nodes_of(cluster, &job).await? } else { Vec::new() };
+            (view, nodes)
         }
-        JobName::Kruise(name) => kruise::look(cluster, name).await?.view(Timestamp::now()),
+        JobName::Kruise(name) => {
+            let seen = kruise::look(cluster, name).await?;
+            (seen.view(Timestamp::now()), seen.jobs.into_iter().flat_map(|(_, nodes)| nodes).collect())
+        }
     };
-    session.print(&view, [view.full_name()], |is_wide| render(&view, session.screen, is_wide))?;
+    let names = [view.full_name()];
+    let all = Document { view: &view, node_status: nodes };
+    session.print(&all, names, |is_wide| render(&view, session.screen, is_wide))?;
     Ok(Ended::Done)
+}
+
+/// The job for programs: also each of its nodes.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Document<'a> {
+    #[serde(flatten)]
+    view: &'a View,
+    node_status: Vec<NodeStatus>,
+}
+
+/// All nodes of a job, by name.
+async fn nodes_of(cluster: &Cluster, job: &ImagePrePullJob) -> anyhow::Result<Vec<NodeStatus>> {
+    let reports: Vec<_> = jobs::reports(cluster, job).try_concat().await?;
+    let mut nodes: Vec<_> = reports.into_iter().flat_map(|report| report.body.node_status).collect();
+    nodes.sort_by(|one, other| one.node_name.cmp(&other.node_name));
+    Ok(nodes)
 }

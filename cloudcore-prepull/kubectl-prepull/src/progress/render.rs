@@ -126,16 +126,7 @@ struct Page {
 
 impl Page {
     fn title(&self, view: &View) -> String {
-        let (phase, tone) = match view.phase {
-            JobPhase::Completed if view.nodes.failure + view.nodes.unknown > 0 => {
-                ("Completed with failures", Tone::Wait)
-            }
-            JobPhase::Completed => ("Completed", Tone::Good),
-            JobPhase::Failure => ("Failure", Tone::Bad),
-            JobPhase::InProgress if view.suspended => ("Suspended", Tone::Wait),
-            JobPhase::InProgress => ("InProgress", Tone::Bold),
-            JobPhase::Init => ("Init", Tone::Wait),
-        };
+        let (phase, tone) = phase_of(view);
         let word = if view.is_over { "after" } else { "for" };
         let time = view.seconds.map(|seconds| format!("  {word} {}", duration(seconds))).unwrap_or_default();
         let round = if view.round == 0 { String::new() } else { format!("  retry {}", view.round) };
@@ -302,6 +293,20 @@ impl Page {
 
     fn room(&self) -> usize {
         self.width - LABEL
+    }
+}
+
+/// The phase in words, and its colour.
+pub(crate) fn phase_of(view: &View) -> (&'static str, Tone) {
+    match view.phase {
+        JobPhase::Completed if view.nodes.failure + view.nodes.unknown > 0 => {
+            ("Completed with failures", Tone::Wait)
+        }
+        JobPhase::Completed => ("Completed", Tone::Good),
+        JobPhase::Failure => ("Failure", Tone::Bad),
+        JobPhase::InProgress if view.suspended => ("Suspended", Tone::Wait),
+        JobPhase::InProgress => ("InProgress", Tone::Bold),
+        JobPhase::Init => ("Init", Tone::Wait),
     }
 }
 

@@ -11,6 +11,7 @@ use super::facts::{Edges, Facts};
 use super::schema::lacking;
 use crate::amounts::{count, duration, listed};
 use crate::checklist::{Mark, Point};
+use crate::version;
 
 /// Clocks that differ by more than this are wrong: TLS, Leases and people's times go by them.
 const CLOCKS: SignedDuration = SignedDuration::from_secs(30);
@@ -147,7 +148,7 @@ fn edges(facts: &Facts) -> Vec<Point> {
     if *revoked > 0 {
         points.push(Point::open(format!("{} locked out by `node revoke`", count(*revoked as u64, "edge"))));
     }
-    let ours = minor(env!("CARGO_PKG_VERSION"));
+    let ours = version::parse(env!("CARGO_PKG_VERSION"));
     let mut old = 0;
     for (version, edges) in versions {
         if is_too_old(version.as_deref(), ours) {
@@ -179,17 +180,12 @@ fn edges(facts: &Facts) -> Vec<Point> {
     points
 }
 
-/// Major and minor number of a version.
-fn minor(version: &str) -> Option<(u32, u32)> {
-    let mut numbers = version.split(['.', '-', '+']).map(|number| number.parse().ok());
-    Some((numbers.next()??, numbers.next()??))
-}
-
 /// Whether a version is more than one minor version behind, or so old that it does not tell. One of another kind, such as of
 /// somebody's own build, is not judged.
-fn is_too_old(version: Option<&str>, ours: Option<(u32, u32)>) -> bool {
+fn is_too_old(version: Option<&str>, ours: Option<(u32, u32, u32)>) -> bool {
     let (Some(version), Some(ours)) = (version, ours) else { return version.is_none() };
-    minor(version).is_some_and(|(major, minor)| major < ours.0 || (major == ours.0 && minor + 1 < ours.1))
+    version::parse(version)
+        .is_some_and(|(major, minor, _)| major < ours.0 || (major == ours.0 && minor + 1 < ours.1))
 }
 
 #[cfg(test)]
@@ -206,8 +202,8 @@ mod tests {
             ("2.0.0-rc.1", false),
             ("mine", false),
         ] {
-            assert_eq!(is_too_old(Some(version), Some((1, 5))), is_old, "{version}");
+            assert_eq!(is_too_old(Some(version), Some((1, 5, 0))), is_old, "{version}");
         }
-        assert!(is_too_old(None, Some((0, 1))));
+        assert!(is_too_old(None, Some((0, 1, 0))));
     }
 }

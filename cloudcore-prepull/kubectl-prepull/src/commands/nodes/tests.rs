@@ -135,3 +135,32 @@ fn unknown_names_and_verbs_are_errors() {
     assert!(said("edge-1 edge-2 edge-3").unwrap_err().contains("no edge is called edge-2, edge-3"));
     assert!(said("revoke edge-1").unwrap_err().ends_with("kubectl prepull node revoke NAME"));
 }
+
+#[test]
+fn edges_are_sorted_and_outdated_ones_kept() {
+    let of = |name: &str, version: &str, free: u64, seen: Option<i64>| Edge {
+        version: Some(version.to_owned()),
+        disk: Some(Filesystem { mountpoint: "/".to_owned(), available: free, capacity: 9 }),
+        connected: seen.is_none(),
+        last_seen: seen.and_then(at),
+        ..edge(name)
+    };
+    let items = vec![
+        of("a", "0.0.9", 3, None),
+        of("b", "0.0.10", 1, Some(-5)),
+        of("c", env!("CARGO_PKG_VERSION"), 2, Some(-900)),
+        of("d", "mine", 4, None),
+    ];
+    let names = |outdated, order| {
+        let (total, connected, known_since) = (4, 2, at(0).unwrap());
+        let mut list =
+            EdgeList { items: items.clone(), total, connected, next: None, known_since, site_label: None };
+        arrange(&mut list, outdated, order);
+        list.items.iter().map(|edge| edge.name.to_string()).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(names(false, None), "a b c d");
+    assert_eq!(names(false, Some(Order::Disk)), "b c a d");
+    assert_eq!(names(false, Some(Order::Version)), "d a b c");
+    assert_eq!(names(false, Some(Order::Seen)), "c b a d");
+    assert_eq!(names(true, None), "a");
+}

@@ -184,7 +184,9 @@ fn look_at(code: FailureCode) -> &'static str {
         FailureCode::NotFound => {
             "look at repository and tag: the registry has no such image, or hides it from these credentials"
         }
-        FailureCode::SecretUnusable => "see to that secret, and to the consent of its owner",
+        FailureCode::SecretUnusable => {
+            "see to that secret; its owner allows its use by kubectl prepull allow NAMESPACE/SECRET JOB"
+        }
         FailureCode::InvalidImage => "look at the reference and at the image",
         FailureCode::PlatformMismatch => "build the image for this platform, or leave the node out",
         FailureCode::NotPresent => "imagePullPolicy is Never: choose another one, or load the image",
