@@ -26,7 +26,11 @@ async fn a_first_day_with_the_plugin() -> Result<()> {
     let said = me.runs(&run).await?.is(0, &COMPLETED)?;
     eprintln!("{}", said.out);
     assert!(said.out.contains("imageprepulljob.operations.kubeedge.io/web-v1 created"), "{}", said.out);
-    me.runs(&run).await?.is(1, &["there is a job web-v1 already", "retry web-v1", "--name"])?;
+    // A pipeline that runs it again follows the same job, and another spec needs another name.
+    ensure!(said.out.contains("at a time; deleted 7d after its end"), "{}", said.out);
+    me.runs(&run).await?.is(0, &["web-v1 is there already, with the same spec", "2 of 2"])?;
+    let words = ["there is a job web-v1 already, with another spec (spec.download)", "set web-v1", "--name"];
+    me.runs(&format!("{run} --rate 1Mi")).await?.is(1, &words)?;
     me.runs("failures web-v1").await?.is(0, &["no node of job web-v1 has failed"])?;
 
     // Another one has an image that hasn't been pushed yet.
@@ -312,7 +316,7 @@ async fn a_workload_is_pulled_then_rolled_out() -> Result<()> {
         .is(0, &["left out", "sim-2 (gpu=a:NoSchedule)"])?;
     let job: serde_json::Value = serde_json::from_str(&said.out)?;
     let template = &job["spec"]["imagePrePullTemplate"];
-    assert_eq!(job["metadata"]["name"], "web-v1");
+    assert_eq!(job["metadata"]["name"], "shop-web-v1");
     assert_eq!(
         template["images"],
         serde_json::json!(["harbor.example/shop/init:v1", "harbor.example/shop/web:v2"])

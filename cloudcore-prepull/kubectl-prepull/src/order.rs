@@ -1,13 +1,13 @@
 //! A job that is to be made: what `run` and `from` ask for. Pure.
 
-use std::str::FromStr;
+mod course;
+
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::Args;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use prepull_api::crd::EDGE_LABEL;
-use prepull_api::crd::download::DownloadSpec;
+use prepull_api::crd::download::{DownloadSpec, WindowSpec};
 use prepull_api::crd::job::{
     ImagePrePullJob, ImagePrePullJobSpec, ImagePrePullOverrider, ImagePrePullTemplate, ImageSource,
     OverrideRule, OverriderEntry, Overriders, RegistrySecret, RolloutStrategy,
@@ -15,6 +15,9 @@ use prepull_api::crd::job::{
 use prepull_api::image::Reference;
 use prepull_api::selector::Selector;
 use prepull_api::task::PullPolicy;
+
+use crate::window::Window;
+pub(crate) use course::{Concurrency, CourseArgs, SecretName};
 
 /// Longest name that also fits into the label of the job's reports.
 const LONGEST_NAME: usize = 63;
@@ -38,6 +41,8 @@ pub(crate) struct Order {
     pub(crate) more_secrets: Vec<String>,
     /// How many nodes at a time.
     pub(crate) concurrency: Concurrency,
+    /// Whether no flag says it.
+    pub(crate) is_any_concurrency: bool,
     /// How many nodes may have started by the end of each wave.
     pub(crate) waves: Vec<String>,
     /// Bytes a second on each node.
@@ -45,13 +50,39 @@ pub(crate) struct Order {
     pub(crate) node_seconds: Option<i64>,
     pub(crate) retries: i64,
     pub(crate) tolerate: Option<String>,
+    /// When nodes may download.
+    pub(crate) windows: Vec<WindowSpec>,
+    /// Seconds between two waves, of the whole job, and from its end to its deletion.
+    pub(crate) pause_seconds: i64,
+    pub(crate) deadline_seconds: Option<i64>,
+    pub(crate) ttl_seconds: Option<i64>,
+    pub(crate) share: bool,
+    /// Bytes a second over the uplink of a site.
+    pub(crate) site_rate: Option<String>,
+    pub(crate) follow_nodes: bool,
 }
 
 impl Order {
     /// Adds what the flags say. Secrets without a namespace are in this one.
     pub(crate) fn with_course(mut self, course: &CourseArgs, namespace: &str) -> Self {
-        let CourseArgs { secret, registry_secret, concurrency, wave, rate, node_timeout, retries, tolerate } =
-            course;
+        let CourseArgs {
+            secret,
+            registry_secret,
+            concurrency,
+            wave,
+            pause,
+            rate,
+            max_site_rate,
+            share,
+            window,
+            node_timeout,
+            deadline,
+            ttl,
+            retries,
+            tolerate,
+            follow_nodes,
+        } = course;
+        let seconds = |time: Duration| i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
         if let Some(secret) = secret {
             self.secret = Some(secret.in_namespace(namespace));
         }
@@ -63,10 +94,18 @@ impl Order {
         self.registry_secrets = by_hand.collect();
         let named: Vec<_> = self.registry_secrets.iter().map(|(registry, _)| registry.clone()).collect();
         self.registry_secrets.extend(found.into_iter().filter(|(registry, _)| !named.contains(registry)));
-        self.concurrency = *concurrency;
+        self.concurrency = concurrency.unwrap_or_default();
+        self.is_any_concurrency = concurrency.is_none();
         self.waves.clone_from(wave);
         self.rate.clone_from(rate);
-        self.node_seconds = node_timeout.map(|time| i64::try_from(time.as_secs()).unwrap_or(i64::MAX));
+        self.node_seconds = node_timeout.map(seconds);
+        self.pause_seconds = pause.map_or(0, seconds);
+        self.deadline_seconds = deadline.map(seconds);
+        self.ttl_seconds = ttl.map(seconds);
+        self.windows = window.iter().map(|Window(window)| window.clone()).collect();
+        self.share = *share;
+        self.site_rate.clone_from(max_site_rate);
+        self.follow_nodes = *follow_nodes;
         self.retries = (*retries).into();
         self.tolerate.clone_from(tolerate);
         self
@@ -148,10 +187,19 @@ impl Order {
             spec.image_pre_pull_overriders.push(OverriderEntry { image_pre_pull_overrider: overrider });
         }
         if !self.waves.is_empty() {
-            spec.rollout = Some(RolloutStrategy { steps: self.waves.clone(), pause_seconds: 0 });
+            spec.rollout =
+                Some(RolloutStrategy { steps: self.waves.clone(), pause_seconds: self.pause_seconds });
         }
-        spec.download =
-            self.rate.clone().map(|rate| DownloadSpec { max_rate: Some(rate), ..DownloadSpec::default() });
+        let download = DownloadSpec {
+            max_rate: self.rate.clone(),
+            max_site_rate: self.site_rate.clone(),
+            share_within_site: self.share.then_some(true),
+        };
+        spec.download = Some(download).filter(|download| *download != DownloadSpec::default());
+        spec.windows.clone_from(&self.windows);
+        spec.active_deadline_seconds = self.deadline_seconds;
+        spec.ttl_seconds_after_finished = self.ttl_seconds;
+        spec.follow_nodes = self.follow_nodes;
         ImagePrePullJob::new(&self.name, spec)
     }
 }
@@ -197,114 +245,6 @@ fn sanitized(text: &str) -> String {
     // Between dots, too, a name begins and ends with a letter or a digit.
     let parts = name.split('.').map(|part| part.trim_matches('-')).filter(|part| !part.is_empty());
     parts.collect::<Vec<_>>().join(".")
-}
-
-/// The flags that say how a job goes, of `run` and of `from`.
-#[derive(Debug, Args)]
-pub(crate) struct CourseArgs {
-    /// Secret for images that find none otherwise: NAMESPACE/NAME, or a name in --namespace. Its owner has to allow it.
-    #[arg(long, value_name = "NS/NAME")]
-    pub(crate) secret: Option<SecretName>,
-    /// Secret of a registry; may be repeated.
-    #[arg(long, value_name = "REG=NS/NAME")]
-    pub(crate) registry_secret: Vec<RegistryLogin>,
-    /// Nodes that pull at the same time, as a number or as a percentage of the nodes that there are now.
-    #[arg(long, value_name = "N|N%", default_value = "1")]
-    pub(crate) concurrency: Concurrency,
-    /// How many nodes may have started by the end of each wave [default: all in one].
-    #[arg(long, value_name = "N|N%,…", value_delimiter = ',')]
-    pub(crate) wave: Vec<String>,
-    /// Bytes a second on each node, such as 2Mi [default: no cap].
-    #[arg(long, value_name = "RATE")]
-    pub(crate) rate: Option<String>,
-    /// How long each node may take [default: 5m].
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
-    pub(crate) node_timeout: Option<Duration>,
-    /// Further tries of each image, after errors that may pass.
-    #[arg(long, value_name = "TIMES", default_value_t = 3)]
-    pub(crate) retries: u32,
-    /// The part of the nodes that may fail, from 0 to 1 [default: 0.1].
-    #[arg(long, value_name = "PART")]
-    pub(crate) tolerate: Option<String>,
-}
-
-/// How many nodes pull at the same time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Concurrency {
-    Nodes(u32),
-    Percent(u32),
-}
-
-impl Default for Concurrency {
-    fn default() -> Self {
-        Self::Nodes(1)
-    }
-}
-
-impl Concurrency {
-    pub(crate) fn of(self, nodes: usize) -> i64 {
-        match self {
-            Self::Nodes(nodes) => nodes.into(),
-            Self::Percent(percent) => {
-                let share = (nodes as u64 * u64::from(percent)).div_ceil(100).max(1);
-                i64::try_from(share).unwrap_or(i64::MAX)
-            }
-        }
-    }
-}
-
-impl FromStr for Concurrency {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let number = |text: &str| text.parse::<u32>().ok().filter(|number| *number > 0);
-        match text.strip_suffix('%') {
-            Some(percent) => number(percent).filter(|percent| *percent <= 100).map(Self::Percent),
-            None => number(text).map(Self::Nodes),
-        }
-        .ok_or_else(|| "a number of nodes such as 20, or a percentage such as 10%".to_owned())
-    }
-}
-
-/// A secret, `namespace/name` or `name`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SecretName(String);
-
-impl SecretName {
-    pub(crate) fn in_namespace(&self, namespace: &str) -> String {
-        if self.0.contains('/') { self.0.clone() } else { format!("{namespace}/{}", self.0) }
-    }
-}
-
-impl FromStr for SecretName {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let parts: Vec<_> = text.split('/').collect();
-        let is_valid = parts.len() <= 2 && parts.iter().all(|part| !part.is_empty());
-        is_valid
-            .then(|| Self(text.to_owned()))
-            .ok_or_else(|| "NAMESPACE/NAME, or a name in --namespace".to_owned())
-    }
-}
-
-/// The secret of a registry, `registry=namespace/name`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct RegistryLogin {
-    registry: String,
-    secret: SecretName,
-}
-
-impl FromStr for RegistryLogin {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (registry, secret) = text
-            .split_once('=')
-            .filter(|(registry, _)| !registry.is_empty())
-            .ok_or_else(|| "REGISTRY=NAMESPACE/NAME, such as harbor.example=shop/harbor".to_owned())?;
-        Ok(Self { registry: registry.to_owned(), secret: secret.parse()? })
-    }
 }
 
 #[cfg(test)]
@@ -382,25 +322,5 @@ mod tests {
                 source("localhost:5000", "team/c", "1", &digest, "Always"),
             ]
         );
-    }
-
-    #[test]
-    fn percentages_round_up_to_at_least_one() {
-        let of = |text: &str, nodes| text.parse::<Concurrency>().unwrap().of(nodes);
-        assert_eq!((of("20", 5), of("10%", 101), of("10%", 0), of("100%", 7)), (20, 11, 1, 7));
-        for bad in ["0", "0%", "101%", "-1", "ten", ""] {
-            assert!(bad.parse::<Concurrency>().is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn secrets_default_to_the_users_namespace() {
-        let secret = |text: &str| text.parse::<SecretName>().map(|secret| secret.in_namespace("shop"));
-        assert_eq!(secret("harbor").unwrap(), "shop/harbor");
-        assert_eq!(secret("other/harbor").unwrap(), "other/harbor");
-        assert!(secret("a/b/c").is_err() && secret("/b").is_err());
-        let login: RegistryLogin = "harbor.example:5000/team=harbor".parse().unwrap();
-        assert_eq!(login.registry, "harbor.example:5000/team");
-        assert!("harbor".parse::<RegistryLogin>().is_err() && "=a/b".parse::<RegistryLogin>().is_err());
     }
 }

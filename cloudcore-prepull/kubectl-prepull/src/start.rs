@@ -9,8 +9,9 @@ use kube::api::PostParams;
 use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::task::NodeName;
 use prepull_engine::prepull::validate::validate;
+use serde_json::Value;
 
-use crate::amounts::count;
+use crate::amounts::{count, duration};
 use crate::cluster::Cluster;
 use crate::output::print_changed;
 use crate::problem::WrongUsage;
@@ -31,6 +32,9 @@ pub(crate) struct WaitArgs {
     )]
     pub(crate) wait: Wait,
 }
+
+/// How long a job is kept after its end without --ttl: long enough for a post-mortem, and jobs don't pile up.
+const TTL_SECONDS: i64 = 7 * 24 * 3600;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
@@ -63,11 +67,67 @@ pub(crate) fn check(job: &ImagePrePullJob) -> Result<(), WrongUsage> {
     validate(job).map(drop).map_err(|refusal| WrongUsage(refusal.to_string()))
 }
 
-/// Makes the job, and follows it as the flags say.
+/// What a job is that was just made.
+fn made(job: &ImagePrePullJob) -> String {
+    let template = &job.spec.image_pre_pull_template;
+    let nodes = match template.node_names.len() as u64 {
+        0 => "the nodes of its selector".to_owned(),
+        nodes => count(nodes, "node"),
+    };
+    let at_once = count(u64::try_from(template.concurrency).unwrap_or(0), "node");
+    let ttl = u64::try_from(job.spec.ttl_seconds_after_finished.unwrap_or(0)).unwrap_or(0);
+    format!("created, for {nodes}, {at_once} at a time; deleted {} after its end", duration(ttl))
+}
+
+fn is_taken(error: &anyhow::Error) -> bool {
+    problem::answer(error).is_some_and(|answer| answer.code == 409 && answer.reason == "AlreadyExists")
+}
+
+/// Fails unless the job that is there does what this one asks for. A pipeline that runs twice follows the one job.
+fn same(there: &ImagePrePullJob, wanted: &ImagePrePullJob) -> anyhow::Result<()> {
+    let name = there.name_any();
+    let [before, after] = [there, wanted].map(|job| {
+        let mut spec = job.spec.clone();
+        // What is done to a job later.
+        (spec.suspend, spec.retry, spec.recheck) = (false, 0, 0);
+        serde_json::to_value(spec).unwrap_or_default()
+    });
+    let mut fields = Vec::new();
+    differing(&before, &after, "spec", &mut fields);
+    let how =
+        format!("--name makes another one beside it, `kubectl delete ippj {name}` makes room for a new one");
+    if there.spec.cancel {
+        bail!("there is a job {name} already, and it was cancelled: {how}");
+    }
+    if !fields.is_empty() {
+        bail!(
+            "there is a job {name} already, with another spec ({}): `kubectl prepull set {name}` changes its settings, {how}",
+            fields.join(", ")
+        );
+    }
+    Ok(())
+}
+
+/// The paths of the fields that are not the same.
+fn differing(one: &Value, other: &Value, path: &str, found: &mut Vec<String>) {
+    match (one, other) {
+        (Value::Object(some), Value::Object(others)) => {
+            let fields: std::collections::BTreeSet<_> = some.keys().chain(others.keys()).collect();
+            for field in fields {
+                differing(&one[field], &other[field], &format!("{path}.{field}"), found);
+            }
+        }
+        _ if one != other => found.push(path.to_owned()),
+        _ => {}
+    }
+}
+
+/// Makes the job, unless it is there, and follows it as the flags say. `is_relative`: its concurrency is a part of the nodes.
 pub(crate) async fn start(
     session: &Session,
     cluster: &Cluster,
     job: &ImagePrePullJob,
+    is_relative: bool,
     args: &WaitArgs,
 ) -> anyhow::Result<Ended> {
     check(job)?;
@@ -76,33 +136,34 @@ pub(crate) async fn start(
         return Ok(Ended::Done);
     }
     let name = job.name_any();
-    let created = jobs::api(cluster).create(&PostParams::default(), job).await;
+    let mut job = job.clone();
+    job.spec.ttl_seconds_after_finished.get_or_insert(TTL_SECONDS);
+    let created = jobs::api(cluster).create(&PostParams::default(), &job).await;
     let created = created.with_context(|| format!("job {name} cannot be made"));
-    let created = match created {
-        Ok(created) => created,
-        Err(error) if problem::answer(&error).is_some_and(|answer| answer.code == 409) => {
-            bail!(
-                "there is a job {name} already (`kubectl prepull status {name}`): `kubectl prepull retry {name}` tries again \
-                 what failed in it, --name makes another one beside it, `kubectl delete ippj {name}` makes room for a new one"
-            )
+    let (job, what) = match created {
+        Ok(created) => (created, made(&job)),
+        Err(error) if is_taken(&error) => {
+            let there = jobs::get(cluster, &name).await?;
+            if is_relative {
+                // A part of the nodes that there were then.
+                let before = &there.spec.image_pre_pull_template;
+                job.spec.image_pre_pull_template.concurrency = before.concurrency;
+            }
+            same(&there, &job)?;
+            (there, "is there already, with the same spec".to_owned())
         }
         Err(error) => return Err(error),
     };
     let limit = match args.wait {
         Wait::No => {
-            print_changed(&created, "created", session.global.output)?;
+            print_changed(&job, &what, session.global.output)?;
             return Ok(Ended::Done);
         }
         Wait::For(limit) => Some(limit),
         Wait::Forever => None,
     };
     if session.global.output.is_none() {
-        let template = &job.spec.image_pre_pull_template;
-        let nodes = match template.node_names.len() as u64 {
-            0 => "the nodes of its selector".to_owned(),
-            nodes => count(nodes, "node"),
-        };
-        print_changed(&created, &format!("created, for {nodes}"), None)?;
+        print_changed(&job, &what, None)?;
     }
     follow(session, cluster, &name, limit).await
 }
@@ -137,6 +198,25 @@ mod tests {
         for (field, value) in change.as_object().unwrap() {
             spec[field] = value.clone();
         }
+    }
+
+    #[test]
+    fn the_same_job_is_followed_another_is_refused() {
+        let job = |images: Value, more: Value| {
+            let mut spec = json!({"imagePrePullTemplate": {"images": images, "nodeNames": ["edge-1"]}});
+            json_patch(&mut spec, &more);
+            ImagePrePullJob::new("web", serde_json::from_value(spec).unwrap())
+        };
+        let wanted = job(json!(["a:1"]), json!({}));
+        let said = |there: ImagePrePullJob| same(&there, &wanted).map_err(|error| error.to_string());
+        assert_eq!(said(wanted.clone()), Ok(()));
+        assert_eq!(said(job(json!(["a:1"]), json!({"retry": 2, "recheck": 1, "suspend": true}))), Ok(()));
+        let other = said(job(json!(["a:2"]), json!({"download": {"maxRate": "1Mi"}}))).unwrap_err();
+        let fields = "(spec.download, spec.imagePrePullTemplate.images)";
+        assert!(other.contains(fields) && other.contains("kubectl prepull set web"), "{other}");
+        assert!(said(job(json!(["a:1"]), json!({"cancel": true}))).unwrap_err().contains("was cancelled"));
+        let text = "created, for 1 node, 1 node at a time; deleted 0s after its end";
+        assert_eq!(made(&wanted), text);
     }
 
     #[test]

@@ -52,7 +52,7 @@ pub(crate) struct FromArgs {
     /// File with the workloads, or - for standard input.
     #[arg(short, long, value_name = "FILE")]
     filename: Option<String>,
-    /// Name of the job [default: that of the workload, with the tag of its first image].
+    /// Name of the job [default: those of namespace and workload, with the tag of the first image].
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
     /// Label selector of the nodes, in place of the workload's.
@@ -97,8 +97,11 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &FromArgs) -
     }
     // A workload has an image.
     let first_image = images.first().map(String::as_str).unwrap_or_default();
+    // Jobs have no namespace, and the same workload may be in several.
+    let of_namespace =
+        format!("{}-{}", first.namespace.as_deref().unwrap_or_else(|| cluster.namespace()), first.name);
     let mut order = Order {
-        name: args.name.clone().unwrap_or_else(|| job_name(Some(&first.name), first_image)),
+        name: args.name.clone().unwrap_or_else(|| job_name(Some(&of_namespace), first_image)),
         images,
         always: Some(always),
         selector: edge_selector(),
@@ -110,7 +113,7 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &FromArgs) -
     }
     let order = order.with_course(&args.course, cluster.namespace());
     let job = order.job(nodes_of(&order, cluster).await?);
-    let ended = start(session, cluster, &job, &args.wait).await?;
+    let ended = start(session, cluster, &job, order.needs_count(), &args.wait).await?;
     match text {
         Some(text) if args.apply_then && ended == Ended::Done => {
             let status = apply(&session.global, &text).await?;

@@ -11,18 +11,21 @@ use prepull_api::selector::Selector;
 
 use crate::cluster::Cluster;
 use crate::order::{CourseArgs, Order, edge_selector, job_name};
+use crate::problem::{MissingRight, note};
 use crate::session::{Ended, Session};
 use crate::start::{WaitArgs, start};
 
 /// The arguments of `run`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Without --selector and --node the job is for all edge nodes. It is followed to its end; Ctrl-C leaves it running.
+Without --selector and --node the job is for all edge nodes. It is followed to its end; Ctrl-C leaves it running. Run again,
+the same line follows the same job.
 
 Examples:
   kubectl prepull run nginx:1.25
   kubectl prepull run harbor.example/shop/web:v2 -l site=factory --secret shop/harbor --concurrency 10%
   kubectl prepull run harbor.example/shop/web:v2 harbor.example/shop/api:v2 --wave 5%,25%,100% --rate 2Mi --wait=2h
+  kubectl prepull run harbor.example/shop/web:v2 --window Mon-Fri,22:00-05:00 --share --max-site-rate 8Mi --deadline 3d
   kubectl prepull run nginx:1.25 --node edge-1 --node edge-2 --wait=0
   kubectl prepull run nginx:1.25 --dry-run > job.yaml
 
@@ -70,7 +73,7 @@ fn is_value(text: &str) -> bool {
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &RunArgs) -> anyhow::Result<Ended> {
     let order = order(args, cluster.namespace())?;
     let job = order.job(nodes_of(&order, cluster).await?);
-    start(session, cluster, &job, &args.wait).await
+    start(session, cluster, &job, order.needs_count(), &args.wait).await
 }
 
 fn order(args: &RunArgs, namespace: &str) -> anyhow::Result<Order> {
@@ -106,7 +109,13 @@ pub(crate) async fn nodes_of(order: &Order, cluster: &Cluster) -> anyhow::Result
     }
     let labelled = ListParams::default().labels(&order.edges()?.to_string());
     let nodes = Api::<Node>::all(cluster.client()).list_metadata(&labelled).await;
-    Ok(nodes.context("--concurrency is a percentage of the nodes, and they cannot be listed")?.items.len())
+    let is_refused = matches!(&nodes, Err(kube::Error::Api(answer)) if MissingRight::of(answer).is_some());
+    if is_refused && order.is_any_concurrency {
+        note("you may not list nodes, so it is one node at a time: --concurrency gives another number");
+        return Ok(1);
+    }
+    let unknown = "--concurrency is a percentage of the nodes (10% by default), and they cannot be listed";
+    Ok(nodes.context(unknown)?.items.len())
 }
 
 #[cfg(test)]
@@ -136,7 +145,8 @@ mod tests {
     fn every_flag_is_a_field_of_the_job() {
         let line = "harbor.example/shop/web:v2 nginx:1.25 --name spring -l site=factory,!canary --secret harbor \
                     --registry-secret quay.io=ops/quay --concurrency 10% --wave 5%,25%,100% --rate 2Mi \
-                    --node-timeout 1h --retries 5 --tolerate 0.25";
+                    --node-timeout 1h --retries 5 --tolerate 0.25 --pause 10m --window Mon-Fri,22:00-04:00@Europe/Berlin \
+                    --window Sat,00:00+24h --deadline 8h --ttl 1d --share --max-site-rate 8Mi --follow-nodes";
         let line = line.split_whitespace().collect::<Vec<_>>().join(" ");
         assert_snapshot("commands/run/all-flags.yaml", &manifest(&line).unwrap());
         assert_snapshot("commands/run/nodes.yaml", &manifest("nginx --node edge-1 --node edge-2").unwrap());
