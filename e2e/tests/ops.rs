@@ -41,7 +41,7 @@ async fn where_nobody_lists_edges_the_reason_is_named(
     jane.runs("nodes").await?.is(1, &["no cloudcore-prepull leads", "kubectl prepull check"])?;
     ann.runs("nodes")
         .await?
-        .is(1, &["user ann lacks a right: to get services/proxy", "edges-reader.yaml"])?;
+        .is(1, &["user ann lacks a right: to get services/proxy", "kubectl-prepull/rbac.yaml"])?;
     Ok(())
 }
 

@@ -8,6 +8,7 @@ use prepull_api::crd::job::ImagePrePullJobSpec;
 use prepull_api::crd::report::{ImagePrePullReport, JOB_UID_LABEL, ReportBody};
 use prepull_api::crd::status::{ImageStatus, NodeStatus};
 use prepull_api::failure::FailureCode;
+use prepull_e2e::cluster::NAMESPACE;
 use prepull_e2e::parts::workspace;
 use prepull_e2e::prelude::*;
 
@@ -275,6 +276,50 @@ async fn failures_come_from_a_jobs_reports() -> Result<()> {
         me.runs("status large").await?.is(0, &["Completed with failures", "260 failed", "and 257 more"])?;
     eprintln!("{}", said.out);
     fleet.stop().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn each_role_does_what_it_says() -> Result<()> {
+    let (cluster, _cloud) = cluster_with_a_waiting_node().await?;
+    cluster.apply_file(&workspace().join("manifests/kubectl-prepull/rbac.yaml")).await?;
+    for (kind, role) in [
+        ("clusterrole", "prepull-viewer"),
+        ("clusterrole", "prepull-operator"),
+        ("role", "prepull-token-admin"),
+        ("role", "prepull-node-admin"),
+    ] {
+        let (binding, role_of, user) =
+            (format!("{kind}binding"), format!("--{kind}={role}"), format!("--user={role}"));
+        let mut line = vec!["create", &binding, role, &role_of, &user];
+        line.extend((kind == "role").then_some(["-n", NAMESPACE]).into_iter().flatten());
+        cluster.kubectl(&line).await?;
+    }
+    let person = |role: &str| cluster.kubeconfig_as(role).map(|file| Person::new(&file));
+    let (viewer, operator) = (person("prepull-viewer")?, person("prepull-operator")?);
+    let (tokens, nodes) = (person("prepull-token-admin")?, person("prepull-node-admin")?);
+
+    operator.runs("run nginx --name night --node edge-1 --wait=0").await?.is(0, &["night created"])?;
+    for looks in ["list", "status night", "failures night", "events night"] {
+        viewer.runs(looks).await?.is(0, &[])?;
+    }
+    // The right is there, and no Service in this cluster.
+    viewer.runs("nodes").await?.is(1, &["there is no cloudcore-prepull in namespace"])?;
+    viewer.runs("set night rate=1Mi").await?.is(1, &["lacks a right: to patch"])?;
+    operator.runs("set night rate=1Mi").await?.is(0, &["night changed"])?;
+    viewer.runs("tokens create --node edge-1").await?.is(1, &["lacks a right: to create secrets"])?;
+    tokens.runs("tokens create --node edge-1").await?.is(0, &[])?;
+    tokens.runs("node revoke edge-1").await?.is(1, &["lacks a right"])?;
+    nodes.runs("node revoke edge-1 --unknown").await?.is(0, &["node edge-1 revoked"])?;
+    nodes.runs("node allow edge-1").await?.is(0, &["node edge-1 allowed"])?;
+    nodes.runs("tokens create --node edge-1").await?.is(1, &["lacks a right: to create secrets"])?;
+
+    // What a role may not do or read is no fault of the installation.
+    for person in [viewer, operator, tokens, nodes] {
+        let said = person.runs("check").await?;
+        ensure!(!said.out.contains("✗ you lack"), "{}", said.out);
+        ensure!(!said.out.contains("✗ the edges are not listed"), "{}", said.out);
+    }
     Ok(())
 }
 

@@ -137,7 +137,7 @@ fn trouble(answer: &Status, namespace: &str, door: Door) -> Option<String> {
     if let Some(right) = MissingRight::of(answer) {
         return Some(format!(
             "{right}, of the Service {SERVICE}. An administrator of the cluster can grant it: \
-             manifests/cloudcore-prepull/optional/edges-reader.yaml has the role"
+             manifests/kubectl-prepull/rbac.yaml has roles with it"
         ));
     }
     let elsewhere = "--system-namespace names the namespace of cloudcore-prepull, if it is another one";
@@ -204,7 +204,7 @@ mod tests {
                 403,
                 forbidden,
                 Door::Unknown,
-                ["user jane lacks a right: to get services/proxy in namespace", "edges-reader.yaml"],
+                ["user jane lacks a right: to get services/proxy in namespace", "rbac.yaml has roles"],
             ),
             (404, missing, Door::Leaderless, ["no cloudcore-prepull leads", "kubectl prepull check"]),
             (404, missing, Door::There, ["is of an older version", "update both"]),

@@ -42,11 +42,11 @@ const fn of_cluster(
     Right { verb, group, resource, subresource: "", name: "", place: Where::Cluster, commands, is_look: true }
 }
 
-pub(crate) const CHANGE: Right = of_jobs("patch", "retry, suspend, resume, cancel", false);
+pub(crate) const CHANGE: Right = of_jobs("patch", "set, retry, verify, suspend, resume, cancel", false);
 
 static RIGHTS: [Right; 9] = [
     of_jobs("get", "status, failures, why", true),
-    of_jobs("list", "status --watch, why", true),
+    of_jobs("list", "list, status --watch, why", true),
     of_jobs("watch", "status --watch", true),
     of_cluster("list", GROUP, "imageprepullreports", "status, failures, why"),
     of_cluster("get", "", "nodes", "why"),
@@ -65,7 +65,17 @@ static RIGHTS: [Right; 9] = [
     CHANGE,
 ];
 
+#[cfg(test)]
+pub(crate) fn all() -> impl Iterator<Item = &'static Right> {
+    RIGHTS.iter()
+}
+
 impl Right {
+    /// Whether it is the one to read the list of the edges.
+    pub(crate) fn is_of_edges(&self) -> bool {
+        self.name == SERVICE
+    }
+
     pub(crate) fn text(&self, namespace: &str) -> String {
         let Self { verb, group, resource, subresource, .. } = self;
         let subresource = if subresource.is_empty() { String::new() } else { format!("/{subresource}") };

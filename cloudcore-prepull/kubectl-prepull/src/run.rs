@@ -74,3 +74,39 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<Ended> {
     };
     outcome.map_err(|error| problem::explain(error, cluster.place()))
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn the_manual_has_each_exit_status() {
+        let codes =
+            [Ended::Done.code(), FAILED, WRONG_USAGE, Ended::TimedOut.code(), Ended::Interrupted.code()];
+        assert_eq!(Ended::Failed.code(), FAILED);
+        let manual = include_str!("../../../docs/kubectl-prepull.md");
+        let (_, table) = manual.split_once("| exit status | |\n|---|---|\n").unwrap();
+        let (table, _) = table.split_once("\n\n").unwrap();
+        let listed: Vec<u8> =
+            table.lines().map(|row| row.split('|').nth(1).unwrap().trim().parse().unwrap()).collect();
+        assert_eq!(listed, codes);
+        let help = Cli::command().get_after_help().unwrap().to_string();
+        let (_, help) = help.split_once("Exit status: ").unwrap();
+        for code in codes {
+            assert!(help.contains(&format!("{code} ")), "{code}: {help}");
+        }
+        // A command that says more of them says no others.
+        for command in Cli::command().get_subcommands() {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let Some((_, said)) = help.split_once("Exit status: ") else { continue };
+            let numbers =
+                said.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse::<u8>().ok());
+            assert!(
+                numbers.into_iter().all(|number| codes.contains(&number)),
+                "{}: {said}",
+                command.get_name()
+            );
+        }
+    }
+}

@@ -163,6 +163,13 @@ fn unreadable_facts_are_open_points() {
 }
 
 #[test]
+fn a_missing_right_is_no_fault() {
+    let missing = crate::rights::all().collect();
+    let edges = Err("user jane lacks a right: to get services/proxy".to_owned());
+    assert_eq!(bad(&Facts { missing: Ok(missing), edges, ..well() }), Vec::<String>::new());
+}
+
+#[test]
 fn each_fault_is_found_alone() {
     for (facts, words) in [
         (Facts { served: Ok(false), ..well() }, "the definitions are not installed"),
