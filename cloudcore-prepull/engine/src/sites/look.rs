@@ -42,6 +42,8 @@ pub enum Direction {
 /// Most blobs that one look sends sources for: the rest follows 20 ms later.
 const TELLS: usize = 1024;
 
+type BlobDirection = (String, Direction);
+
 impl Turn<'_> {
     /// Does everything that is due, within the bound of steps.
     pub(super) fn look(&mut self, told: &mut Vec<Directions>) {
@@ -71,7 +73,7 @@ impl Turn<'_> {
 
     /// Sends nodes their new sources. A waiting node gets a reminder, about one blob of each task.
     fn tell(&mut self, reminded: Vec<NodeId>, told: &mut Vec<Directions>) {
-        let mut by_task: BTreeMap<(NodeName, Arc<TaskId>), Vec<(String, Direction)>> = BTreeMap::new();
+        let mut by_task: BTreeMap<(NodeName, Arc<TaskId>), Vec<BlobDirection>> = BTreeMap::new();
         for node in reminded {
             let of = &mut self.nodes[node];
             of.has_reminder = of.waiting > 0;

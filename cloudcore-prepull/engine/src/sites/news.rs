@@ -32,6 +32,7 @@ impl Turn<'_> {
         }
         let is_new = self.site.books.get(&number).is_some_and(|book| !book.seekers.contains_key(&node));
         if is_new {
+            self.site.pairs.forget_gone(self.nodes, node);
             self.add_seeker(number, node, task);
         }
         let Some(book) = self.site.books.get_mut(&number) else { return };

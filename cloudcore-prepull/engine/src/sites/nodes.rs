@@ -65,6 +65,8 @@ pub(super) struct NodeTrust {
     pub(super) damaged: Option<(NodeId, Time)>,
     /// A neighbour got bytes from it.
     pub(super) is_reached: bool,
+    /// A reader has found that it hasn't a blob.
+    pub(super) has_gone: bool,
     /// It is in a pair of nodes that can't reach each other.
     pub(super) has_unreachable: bool,
 }

@@ -32,10 +32,12 @@ pub(super) struct Pairs {
     by_end: BTreeSet<(Time, NodeId, NodeId)>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Avoided {
     until: Time,
     is_unreachable: bool,
+    /// The source answered that it hasn't the blob.
+    is_gone: bool,
     /// How often in a row the neighbour was busy.
     busy: u32,
 }
@@ -57,12 +59,13 @@ impl Pairs {
             PeerFault::Busy => {
                 let busy = self.avoided.get(&(reader, source)).map_or(0, |pair| pair.busy) + 1;
                 let time = if busy >= BUSY_TIMES { SLOW } else { BUSY };
-                self.insert((reader, source), Avoided { until: now + time, is_unreachable: false, busy });
+                self.insert((reader, source), Avoided { until: now + time, busy, ..Avoided::default() });
                 return false;
             }
         };
-        let is_unreachable = fault == PeerFault::Unreachable;
-        self.insert((reader, source), Avoided { until: now + time, is_unreachable, busy: 0 });
+        let (is_unreachable, is_gone) = (fault == PeerFault::Unreachable, fault == PeerFault::Gone);
+        nodes[source].trust.has_gone |= is_gone;
+        self.insert((reader, source), Avoided { until: now + time, is_unreachable, is_gone, busy: 0 });
         if is_unreachable {
             nodes[reader].trust.has_unreachable = true;
             nodes[source].trust.has_unreachable = true;
@@ -79,7 +82,7 @@ impl Pairs {
 
     /// A read was too slow.
     pub(super) fn avoid(&mut self, pair: (NodeId, NodeId), now: Time) {
-        self.insert(pair, Avoided { until: now + SLOW, is_unreachable: false, busy: 0 });
+        self.insert(pair, Avoided { until: now + SLOW, ..Avoided::default() });
     }
 
     fn insert(&mut self, pair: (NodeId, NodeId), avoided: Avoided) {
@@ -129,6 +132,13 @@ impl Pairs {
         trust.loner_until = 0;
         if std::mem::take(&mut trust.has_unreachable) {
             self.forget(node, |pair| pair.is_unreachable);
+        }
+    }
+
+    /// The node reports that it hasn't a blob any more: a reader that found this out first may come back for others.
+    pub(super) fn forget_gone(&mut self, nodes: &mut Nodes, node: NodeId) {
+        if std::mem::take(&mut nodes[node].trust.has_gone) {
+            self.forget(node, |pair| pair.is_gone);
         }
     }
 

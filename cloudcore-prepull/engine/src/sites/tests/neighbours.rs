@@ -177,3 +177,20 @@ fn a_refused_reader_goes_to_another_neighbour() {
     story.want("b", "1");
     assert_eq!(story.hear(), ["b 1: c"]);
 }
+
+#[test]
+fn a_node_that_lost_a_blob_may_carry_it() {
+    let mut story = Story::of_streaming(&["a", "b", "c"]);
+    story.have_proven("a", "1");
+    for node in ["b", "c"] {
+        story.want(node, "1");
+        assert_eq!(story.hear(), [format!("{node} 1: a")]);
+    }
+    for node in ["b", "c"] {
+        story.blame(node, "1", "a", PeerFault::Gone);
+    }
+    story.say("a", &[("1", 10 * MIB, BlobState::Wanted, MIB)]);
+    let mut heard = story.hear_in(2);
+    heard.sort();
+    assert_eq!(heard, ["a 1: carry", "b 1: a", "c 1: a,b"]);
+}

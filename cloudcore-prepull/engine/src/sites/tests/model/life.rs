@@ -47,7 +47,7 @@ impl World {
                 claim(0..count, BlobState::Here, 0);
                 self.nodes[node].blobs.iter_mut().for_each(|of| of.has_said = true);
             }
-            Some(Lie::Colludes(rate)) if second.is_multiple_of(5) => return self.collude(node, rate),
+            Some(Lie::Colludes(rate)) if second.is_multiple_of(5) => self.collude(node, rate),
             Some(Lie::Relabels) if second.is_multiple_of(5) => {
                 claim(2000..2050, BlobState::Here, 0);
                 self.place(node, &format!("site-{}", second % 97));
