@@ -12,11 +12,12 @@ cd "$setup/../.."
 say() { printf '==> %s\n' "$*"; }
 
 # Beginnings of the names of tests. Pulls, bytes and digests; credentials; resuming after cuts, kills and deadlines;
-# leases, and removal of unused content; pins.
+# leases, and removal of unused content; pins; layers that are passed on while they arrive.
 topics=(
   pulls:: tries:: policies:: overriders:: fetch:: fetch_access:: unpacking::
   secrets:: credential_providers::
   links:: stalls:: restarts:: deletion:: pins::
+  site_streams::readers_go_on
   edge_faults::a_full_disk edge_faults::leftovers edge_faults::a_late_containerd
   rollout::the_next_job kruise_faults::a_killed_agent kruise_faults::a_job_deleted
   kruise_faults::a_cut_registry_link

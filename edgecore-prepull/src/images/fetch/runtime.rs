@@ -130,9 +130,10 @@ impl Runtime {
     /// Whether the agent sees the files of containerd's ingests.
     pub(super) async fn shows_ingests(&self, hosts_dir: Option<&Path>) -> bool {
         let Ok(facts) = self.read(hosts_dir).await else { return false };
-        let dir = ingests_dir(&facts.root);
-        View::of_peer(self.endpoint.peer().await).look(&dir) == Sight::There
-            && std::fs::read_dir(&dir).is_ok()
+        let (dir, view) = (ingests_dir(&facts.root), View::of_peer(self.endpoint.peer().await));
+        // containerd from 1.7 on makes the directory for the first blob.
+        let dir = if view.look(&dir) == Sight::Absent { &facts.root } else { &dir };
+        view.look(dir) == Sight::There && std::fs::read_dir(dir).is_ok()
     }
 
     async fn image_root(&self) -> Result<PathBuf, Stop> {

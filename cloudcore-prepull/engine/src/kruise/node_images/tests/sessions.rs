@@ -5,6 +5,7 @@ use prepull_api::crd::kruise::{PullPhase, SandboxConfig};
 
 use super::*;
 use crate::kruise::node_images::tag_pull::RESEND;
+use crate::shared::access::KeysSent;
 use crate::shared::objects::ObjectId;
 
 fn acked(task: &TaskId) -> CloudMessage {
@@ -96,6 +97,34 @@ fn a_dispatch_counts_for_its_session() {
     assert_eq!((sent.len(), world.slots), (1, 1), "the session is not there yet");
     world.connect(&[(sent[0].task.id.clone(), OpenPhase::Running)]);
     assert_eq!((world.take_dispatched(), world.take_sent(), world.slots), (vec![], vec![], 0));
+}
+
+#[test]
+fn credentials_are_part_of_an_entitlement() {
+    let mut world = World::new();
+    world.edit(|spec| {
+        add_manual_tag(spec, "a", "1");
+        let secret = prepull_api::crd::kruise::SecretObject {
+            namespace: "shop".to_owned(),
+            name: "registry".to_owned(),
+        };
+        spec.images.get_mut("a").unwrap().pull_secrets.push(secret);
+    });
+    let task = world.take_dispatched()[0].task.id.clone();
+    let mut given = |keys| {
+        let outcome = DispatchOutcome::Sent(SessionId(1));
+        world.input(Input::Dispatched { node: node(), task: task.clone(), outcome, keys });
+        world.images.entitlement(&node(), &task)
+    };
+    let all = [KeysSent::All(1), KeysSent::All(2), KeysSent::Missing].map(|keys| given(Some(keys)).unwrap());
+    assert!(all[0] != all[1] && all[0] != all[2] && all[1] != all[2], "{all:?}");
+    let mut next = world.restarted();
+    next.connect(&[(task.clone(), OpenPhase::Running)]);
+    assert_eq!(next.images.entitlement(&node(), &task), None, "an earlier leader gave the keys");
+    let (mut world, task) = pulling();
+    assert!(world.images.entitlement(&node(), &task).is_some(), "it needs none");
+    world.end_task(&task, pulled());
+    assert_eq!(world.images.entitlement(&node(), &task), None);
 }
 
 #[test]
