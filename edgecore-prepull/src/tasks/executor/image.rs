@@ -274,12 +274,11 @@ impl<P: Puller> ImagePulls<P> {
         let board = context.board;
         self.note_leftovers();
         board.begin_attempt(index);
-        let arrived = watch::Sender::new(false);
+        let (arrived, asking) = (watch::Sender::new(false), AtomicBool::new(false));
         let progress = |bytes: Bytes| {
             board.set_bytes(index, bytes);
             arrived.send_replace(bytes.total > 0 && bytes.done >= bytes.total);
         };
-        let asking = AtomicBool::new(false);
         let attempt = Attempt { puller: &*self.puller, image, terms, progress: &progress };
         let pull = pull_with_key(attempt, &self.providers, &key, &asking);
         let interrupted = async {
