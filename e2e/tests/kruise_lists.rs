@@ -73,7 +73,7 @@ async fn the_plugin_shows_it(cluster: &Cluster, bad: &str, failed: &str) -> Resu
     let why = me
         .runs(&format!("why edge-1 {list}"))
         .await?
-        .is(0, &["has succeeded on it", "has failed on it", "delete the job and apply it again"])?;
+        .is(1, &["has succeeded on it", "has failed on it", "delete the job and apply it again"])?;
     eprintln!("{}", why.out);
     let events = [
         "imagelistpulljob/release",

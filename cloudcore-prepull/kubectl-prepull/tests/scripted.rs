@@ -6,7 +6,7 @@ use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Answers each request with the first of these whose words are in its first line, and nothing if there is none.
+/// Answers each request with the first of these that has its words in the first line, and not at all if there is none.
 struct Scripted {
     address: String,
 }
@@ -96,7 +96,7 @@ fn a_silent_api_server_hangs_no_command() {
             &format!("{line} --request-timeout 300ms"),
             "has not answered for 300ms (--request-timeout)",
         );
-        assert!(began.elapsed() < Duration::from_secs(10), "{line}: {:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(60), "{line}: {:?}", began.elapsed());
     }
 }
 

@@ -45,7 +45,7 @@ pub(crate) struct NodesArgs {
     /// Only edges that are not connected.
     #[arg(long)]
     away: bool,
-    /// Only connected edges whose agent is older than this program.
+    /// Only connected edges with an agent older than this program.
     #[arg(long)]
     outdated: bool,
     /// The order: the fullest disk, the oldest version, or the edge that is away for longest first [default: by name].

@@ -22,7 +22,7 @@ use serde::de::DeserializeOwned;
 
 use crate::cluster::Cluster;
 use crate::edges::{DOOR, SystemArgs, pages};
-use crate::problem;
+use crate::problem::{self, MissingRight};
 use crate::rights::{Right, missing};
 
 const PODS: &str = "app.kubernetes.io/name=cloudcore-prepull";
@@ -94,7 +94,10 @@ pub(super) async fn read(cluster: &Cluster, system: &SystemArgs) -> anyhow::Resu
         .apiserver_version()
         .await
         .context("the API server cannot be asked for its version")?;
-    let said = |error: anyhow::Error| problem::text(&problem::explain(error, cluster.place()));
+    let said = |error: anyhow::Error| match problem::answer(&error).and_then(MissingRight::of) {
+        Some(right) => format!("{right}; manifests/kubectl-prepull/checker.yaml has the role"),
+        None => problem::text(&problem::explain(error, cluster.place())),
+    };
     let place = Place { cluster, said: &said };
     let namespace = Some(system.system_namespace.as_str());
     let job = format!("imageprepulljobs.{GROUP}");
