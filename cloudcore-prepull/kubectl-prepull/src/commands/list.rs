@@ -203,7 +203,7 @@ mod tests {
         let mut rows = vec![
             row("web-v1", JobPhase::Completed, (2_000, 0), 900_000),
             row("web-v2", JobPhase::Failure, (800, 1_200), 7_300),
-            row("shop-frontend-v2026.11.22-rc1", JobPhase::InProgress, (14, 0), 252),
+            row("shop-frontend-v2026.11.22-rc1", JobPhase::InProgress, (14, 0), 20_000),
         ];
         sort(&mut rows);
         rows
