@@ -297,6 +297,10 @@ impl Sites {
     /// Forgets the blob that no node wanted for the longest time, of any site.
     fn make_room(&mut self, now: Time) -> bool {
         let oldest = self.idle.first().map(|(_, name)| name.clone());
+        #[allow(
+            clippy::redundant_closure_for_method_calls,
+            reason = "the method alone has too narrow a lifetime"
+        )]
         oldest.and_then(|name| self.turn(&name, now, |turn| turn.make_room())).unwrap_or(false)
     }
 

@@ -111,6 +111,9 @@ fn dashboard_and_manual_name_existing_metrics() {
     }
     let manual = named(texts[2]);
     for name in Counted::NAMES {
-        assert!(manual.contains(name), "docs/operations/monitoring.md does not explain edgecore_prepull_{name}");
+        assert!(
+            manual.contains(name),
+            "docs/operations/monitoring.md does not explain edgecore_prepull_{name}"
+        );
     }
 }

@@ -139,7 +139,7 @@ fn main() {
         return measure_ended(nodes.parse().expect("a number of nodes"));
     }
     if arguments == [SITES] {
-        return sites::measure(&MEMORY);
+        return sites::measure(MEMORY);
     }
     if let [name, nodes] = arguments.as_slice() {
         let scenario = SCENARIOS.iter().find(|scenario| scenario.name == name).expect("a scenario");
@@ -209,7 +209,7 @@ fn main() {
     for nodes in [1_000, 10_000].into_iter().filter(|nodes| *nodes <= largest) {
         measure_ended(nodes);
     }
-    sites::measure(&MEMORY);
+    sites::measure(MEMORY);
 }
 
 /// The name of the rows about sites.

@@ -40,7 +40,7 @@ fn never(_: usize) -> SignedDuration {
 
 /// Prints the rows.
 #[allow(clippy::print_stdout)]
-pub(crate) fn measure(memory: &PeakAlloc) {
+pub(crate) fn measure(memory: PeakAlloc) {
     println!(
         "\nsite: {LAYERS} layers for all nodes of one site; then sites of one node in which nothing happens"
     );
