@@ -281,7 +281,8 @@ async fn failures_come_from_a_jobs_reports() -> Result<()> {
 
 #[tokio::test]
 async fn each_role_does_what_it_says() -> Result<()> {
-    let (cluster, _cloud) = cluster_with_a_waiting_node().await?;
+    let cluster = Cluster::own().await?;
+    let _cloud = cloud_with_a_waiting_node(&cluster).await?;
     cluster.apply_file(&workspace().join("manifests/kubectl-prepull/rbac.yaml")).await?;
     for (kind, role) in [
         ("clusterrole", "prepull-viewer"),

@@ -330,7 +330,7 @@ async fn an_older_agent_shares_a_site() -> Result<()> {
     let reports = boxes.cluster.existing_job("mixed").reports().await?;
     let nodes = reports.iter().flat_map(|report| &report.body.node_status);
     let images: Vec<_> = nodes.flat_map(|node| &node.image_status).collect();
-    ensure!(images.iter().all(|image| image.unshared_reason.is_empty()), "{images:?}");
+    ensure!(images.iter().all(|image| image.facts.unshared_reason.is_empty()), "{images:?}");
     Ok(())
 }
 

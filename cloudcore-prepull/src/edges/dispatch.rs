@@ -259,7 +259,7 @@ async fn read_secrets<'a>(
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use prepull_api::credentials::RegistryCredential;
+    use prepull_api::credentials::{RegistryCredential, Sensitive};
     use prepull_api::image::Reference;
 
     use super::*;
@@ -269,7 +269,7 @@ mod tests {
         let (images, secret) = (["a", "b"], SecretRef::parse("shop/registry").unwrap());
         let images = images.map(|image| Reference::parse(image).unwrap().normalized());
         let key = |user: &str| {
-            let username = user.to_owned().into();
+            let username = Sensitive::new(user);
             let credentials = vec![RegistryCredential { username, ..RegistryCredential::default() }];
             Key::Credentials { credentials }
         };

@@ -44,7 +44,7 @@ pub(crate) struct ListArgs {
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Row {
+struct ListedJob {
     /// As the other commands take it.
     name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -64,7 +64,7 @@ struct Row {
     full_name: String,
 }
 
-impl Row {
+impl ListedJob {
     fn new(view: View, created: Option<Timestamp>) -> Self {
         let (phase, tone) = phase_of(&view);
         Self {
@@ -88,7 +88,7 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &ListArgs) -
     let mut own = pin!(pages(jobs::api(cluster), ListParams::default().limit(JOBS_OF_A_PAGE)));
     while let Some(page) = own.try_next().await? {
         rows.extend(page.iter().map(|job| {
-            Row::new(
+            ListedJob::new(
                 View::new(job, &Tally::default(), None, now),
                 job.creation_timestamp().map(|time| time.0),
             )
@@ -110,14 +110,14 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &ListArgs) -
 }
 
 /// What runs comes first, and of equals the newest.
-fn sort(rows: &mut [Row]) {
+fn sort(rows: &mut [ListedJob]) {
     rows.sort_by(|one, other| {
         (one.is_over, other.created, &one.name).cmp(&(other.is_over, one.created, &other.name))
     });
 }
 
 /// OpenKruise's jobs, those of a list as one.
-async fn of_kruise(cluster: &Cluster, is_everywhere: bool, now: Timestamp) -> anyhow::Result<Vec<Row>> {
+async fn of_kruise(cluster: &Cluster, is_everywhere: bool, now: Timestamp) -> anyhow::Result<Vec<ListedJob>> {
     let namespace = Some(cluster.namespace()).filter(|_| !is_everywhere);
     let lists: Api<ImageListPullJob> = match namespace {
         Some(namespace) => Api::namespaced(cluster.client(), namespace),
@@ -133,15 +133,15 @@ async fn of_kruise(cluster: &Cluster, is_everywhere: bool, now: Timestamp) -> an
     for list in &lists {
         let parts: Vec<_> = jobs.iter().filter(|job| is_of(job, list)).collect();
         let created = list.creation_timestamp().map(|time| time.0);
-        rows.push(Row::new(kruise::view_of_list(list, &parts, now), created));
+        rows.push(ListedJob::new(kruise::view_of_list(list, &parts, now), created));
     }
     for job in jobs.iter().filter(|job| !lists.iter().any(|list| is_of(job, list))) {
-        rows.push(Row::new(kruise::view_of_job(job, now), job.creation_timestamp().map(|time| time.0)));
+        rows.push(ListedJob::new(kruise::view_of_job(job, now), job.creation_timestamp().map(|time| time.0)));
     }
     Ok(rows)
 }
 
-fn render(rows: &[Row], screen: Screen, is_wide: bool, now: Timestamp) -> String {
+fn render(rows: &[ListedJob], screen: Screen, is_wide: bool, now: Timestamp) -> String {
     if rows.is_empty() {
         return "There is no job: kubectl prepull run IMAGE makes one.\n".to_owned();
     }
@@ -191,15 +191,15 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::constant(1_795_000_000, 0);
 
-    fn row(name: &str, phase: JobPhase, (successful, failure): (u32, u32), ago: i64) -> Row {
+    fn row(name: &str, phase: JobPhase, (successful, failure): (u32, u32), ago: i64) -> ListedJob {
         let is_over = matches!(phase, JobPhase::Completed | JobPhase::Failure);
         let nodes = Summary { desired: 2_000, successful, failure, skipped: 3, ..Summary::default() };
         let reason = if failure > 0 { "1200 of 2000 nodes failed".to_owned() } else { String::new() };
         let view = View { job: name.to_owned(), phase, is_over, nodes, reason, ..View::default() };
-        Row::new(view, Some(NOW - SignedDuration::from_secs(ago)))
+        ListedJob::new(view, Some(NOW - SignedDuration::from_secs(ago)))
     }
 
-    fn rows() -> Vec<Row> {
+    fn rows() -> Vec<ListedJob> {
         let mut rows = vec![
             row("web-v1", JobPhase::Completed, (2_000, 0), 900_000),
             row("web-v2", JobPhase::Failure, (800, 1_200), 7_300),

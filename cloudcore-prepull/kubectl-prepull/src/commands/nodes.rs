@@ -50,7 +50,7 @@ pub(crate) struct NodesArgs {
     outdated: bool,
     /// The order: the fullest disk, the oldest version, or the edge that is away for longest first [default: by name].
     #[arg(long, value_enum, value_name = "BY")]
-    sort: Option<Order>,
+    sort: Option<EdgeOrder>,
     /// The label of Nodes that holds their site [default: that of cloudcore-prepull run --site-label].
     #[arg(long, value_name = "KEY")]
     site_label: Option<String>,
@@ -59,7 +59,7 @@ pub(crate) struct NodesArgs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Order {
+enum EdgeOrder {
     /// Least free space first
     Disk,
     /// Oldest agent first
@@ -129,7 +129,7 @@ async fn all(cluster: &Cluster, args: &NodesArgs) -> anyhow::Result<Option<EdgeL
 }
 
 /// Leaves out what isn't wanted, and puts the rest in order.
-fn arrange(list: &mut EdgeList, outdated: bool, order: Option<Order>) {
+fn arrange(list: &mut EdgeList, outdated: bool, order: Option<EdgeOrder>) {
     if outdated {
         let ours = version::parse(env!("CARGO_PKG_VERSION"));
         // A version of another kind, such as of a build of one's own, is not judged.
@@ -142,14 +142,14 @@ fn arrange(list: &mut EdgeList, outdated: bool, order: Option<Order>) {
     }
     match order {
         None => {}
-        Some(Order::Disk) => {
+        Some(EdgeOrder::Disk) => {
             let free = |edge: &Edge| edge.disk.as_ref().map_or(u64::MAX, |disk| disk.available);
             list.items.sort_by_key(free);
         }
-        Some(Order::Version) => {
+        Some(EdgeOrder::Version) => {
             list.items.sort_by_cached_key(|edge| edge.version.as_deref().and_then(version::parse));
         }
-        Some(Order::Seen) => list.items.sort_by_key(|edge| {
+        Some(EdgeOrder::Seen) => list.items.sort_by_key(|edge| {
             (
                 edge.connected,
                 edge.last_seen.as_ref().map(|time| time.0),

@@ -66,15 +66,15 @@ impl FromStr for Setting {
 }
 
 /// A field of a job that may change while it runs.
-struct Field {
+struct JobField {
     key: &'static str,
     /// Where it is in the job.
     path: &'static str,
-    kind: Kind,
+    kind: ValueKind,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ValueKind {
     Text,
     /// A time, in seconds.
     Seconds,
@@ -87,25 +87,25 @@ enum Kind {
     Windows,
 }
 
-const fn field(key: &'static str, path: &'static str, kind: Kind) -> Field {
-    Field { key, path, kind }
+const fn field(key: &'static str, path: &'static str, kind: ValueKind) -> JobField {
+    JobField { key, path, kind }
 }
 
-static FIELDS: [Field; 14] = [
-    field("rate", "spec.download.maxRate", Kind::Text),
-    field("site-rate", "spec.download.maxSiteRate", Kind::Text),
-    field("share", "spec.download.shareWithinSite", Kind::Truth),
-    field("concurrency", "spec.imagePrePullTemplate.concurrency", Kind::Nodes),
-    field("secret", "spec.imagePrePullTemplate.imageSecrets", Kind::Secret),
-    field("window", "spec.windows", Kind::Windows),
-    field("wave", "spec.rollout.steps", Kind::Texts),
-    field("pause", "spec.rollout.pauseSeconds", Kind::Seconds),
-    field("tolerate", "spec.imagePrePullTemplate.failureTolerate", Kind::Text),
-    field("retries", "spec.imagePrePullTemplate.retryTimes", Kind::Number),
-    field("node-timeout", "spec.imagePrePullTemplate.timeoutSeconds", Kind::Seconds),
-    field("deadline", "spec.activeDeadlineSeconds", Kind::Seconds),
-    field("ttl", "spec.ttlSecondsAfterFinished", Kind::Seconds),
-    field("follow-nodes", "spec.followNodes", Kind::Truth),
+static FIELDS: [JobField; 14] = [
+    field("rate", "spec.download.maxRate", ValueKind::Text),
+    field("site-rate", "spec.download.maxSiteRate", ValueKind::Text),
+    field("share", "spec.download.shareWithinSite", ValueKind::Truth),
+    field("concurrency", "spec.imagePrePullTemplate.concurrency", ValueKind::Nodes),
+    field("secret", "spec.imagePrePullTemplate.imageSecrets", ValueKind::Secret),
+    field("window", "spec.windows", ValueKind::Windows),
+    field("wave", "spec.rollout.steps", ValueKind::Texts),
+    field("pause", "spec.rollout.pauseSeconds", ValueKind::Seconds),
+    field("tolerate", "spec.imagePrePullTemplate.failureTolerate", ValueKind::Text),
+    field("retries", "spec.imagePrePullTemplate.retryTimes", ValueKind::Number),
+    field("node-timeout", "spec.imagePrePullTemplate.timeoutSeconds", ValueKind::Seconds),
+    field("deadline", "spec.activeDeadlineSeconds", ValueKind::Seconds),
+    field("ttl", "spec.ttlSecondsAfterFinished", ValueKind::Seconds),
+    field("follow-nodes", "spec.followNodes", ValueKind::Truth),
 ];
 
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &SetArgs) -> anyhow::Result<Ended> {
@@ -142,20 +142,20 @@ fn patch(settings: &[Setting], namespace: &str, nodes: u32) -> anyhow::Result<Va
             .collect();
         let Some(last) = values.last() else { continue };
         let wrong = |text: String| WrongUsage(format!("{}={last}: {text}", field.key));
-        if values.len() > 1 && field.kind != Kind::Windows {
+        if values.len() > 1 && field.kind != ValueKind::Windows {
             bail!(WrongUsage(format!("{} is set twice", field.key)));
         }
         let value = match field.kind {
             _ if values.iter().all(|value| value.is_empty()) => Value::Null,
-            Kind::Text => json!(last),
-            Kind::Texts => json!(last.split(',').collect::<Vec<_>>()),
-            Kind::Truth => json!(last.parse::<bool>().map_err(|_| wrong("true or false".to_owned()))?),
-            Kind::Number => json!(last.parse::<u32>().map_err(|_| wrong("a number".to_owned()))?),
-            Kind::Seconds => {
+            ValueKind::Text => json!(last),
+            ValueKind::Texts => json!(last.split(',').collect::<Vec<_>>()),
+            ValueKind::Truth => json!(last.parse::<bool>().map_err(|_| wrong("true or false".to_owned()))?),
+            ValueKind::Number => json!(last.parse::<u32>().map_err(|_| wrong("a number".to_owned()))?),
+            ValueKind::Seconds => {
                 json!(humantime::parse_duration(last).map_err(|error| wrong(error.to_string()))?.as_secs())
             }
-            Kind::Secret => json!(last.parse::<SecretName>().map_err(wrong)?.in_namespace(namespace)),
-            Kind::Nodes => {
+            ValueKind::Secret => json!(last.parse::<SecretName>().map_err(wrong)?.in_namespace(namespace)),
+            ValueKind::Nodes => {
                 let concurrency: Concurrency = last.parse().map_err(wrong)?;
                 if nodes == 0 && matches!(concurrency, Concurrency::Percent(_)) {
                     bail!(wrong(
@@ -164,7 +164,7 @@ fn patch(settings: &[Setting], namespace: &str, nodes: u32) -> anyhow::Result<Va
                 }
                 json!(concurrency.of(nodes as usize))
             }
-            Kind::Windows => {
+            ValueKind::Windows => {
                 let windows: Result<Vec<_>, _> =
                     values.iter().map(|value| value.parse::<Window>().map(|window| window.0)).collect();
                 json!(windows.map_err(wrong)?)

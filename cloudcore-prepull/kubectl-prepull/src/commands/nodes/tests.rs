@@ -159,8 +159,8 @@ fn edges_are_sorted_and_outdated_ones_kept() {
         list.items.iter().map(|edge| edge.name.to_string()).collect::<Vec<_>>().join(" ")
     };
     assert_eq!(names(false, None), "a b c d");
-    assert_eq!(names(false, Some(Order::Disk)), "b c a d");
-    assert_eq!(names(false, Some(Order::Version)), "d a b c");
-    assert_eq!(names(false, Some(Order::Seen)), "c b a d");
+    assert_eq!(names(false, Some(EdgeOrder::Disk)), "b c a d");
+    assert_eq!(names(false, Some(EdgeOrder::Version)), "d a b c");
+    assert_eq!(names(false, Some(EdgeOrder::Seen)), "c b a d");
     assert_eq!(names(true, None), "a");
 }
