@@ -290,8 +290,13 @@ impl Turn<'_> {
         for reader in book.receiving.iter().copied().filter(is_stream).collect::<Vec<_>>() {
             self.set_way(number, reader, Way::Wait);
         }
-        if let Some(carry) = self.site.books.get_mut(&number).and_then(|book| book.carry()) {
-            carry.tested_since = None;
+        // Nothing confirms its carrier any more. Another node goes on at once, and it isn't blamed: it may be honest.
+        if let Some(book) = self.site.books.get_mut(&number)
+            && let Some(carrier) = book.carrier
+        {
+            book.losers.retain(|loser| *loser != carrier);
+            book.losers.push(carrier);
+            self.set_way(number, carrier, Way::Wait);
         }
     }
 

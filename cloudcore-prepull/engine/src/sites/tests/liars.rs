@@ -151,6 +151,19 @@ fn two_complaints_delist_a_liar() {
 }
 
 #[test]
+fn wrong_bytes_that_were_passed_on_move_the_lease() {
+    let mut story = Story::of_streaming(&["liar", "b", "c"]);
+    for node in ["liar", "b", "c"] {
+        story.want(node, "1");
+    }
+    story.hear_in(2);
+    story.blame("b", "1", "liar", PeerFault::Damaged);
+    story.blame("c", "1", "b", PeerFault::Damaged);
+    let heard = story.hear_in(2);
+    assert!(heard.iter().any(|line| !line.starts_with("liar") && line.ends_with("carry")), "{heard:?}");
+}
+
+#[test]
 fn two_complaints_bar_an_unproven_holder() {
     let mut story = Story::of(&["liar", "b", "c"]);
     story.have("liar", "1");
