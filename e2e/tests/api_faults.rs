@@ -294,6 +294,10 @@ async fn an_unreadable_secret_delays_no_other_job() -> Result<()> {
         let job = cluster.pull_job(name, &format!("registry.example/{name}:v1")).on(nodes);
         job.secrets(&[secret]).parallelism(200)
     };
+    // A job takes the nodes that have a NodeImage when it begins.
+    for name in kruise_stuck.iter().chain(kruise_others) {
+        cluster.node_image(name).exists().await?;
+    }
     let waiting = job("stuck", "lost", stuck).apply().await?;
     let kruise_waiting = pull_job("kruise-stuck", "lost", kruise_stuck).apply().await?;
     // Nodes that wait for a secret give back their slots, and say why.

@@ -82,6 +82,7 @@ async fn a_pull_does_as_the_cloud_says_and_tells_what_becomes_of_it() {
 #[tokio::test]
 async fn a_task_sent_again_repeats_its_wants() {
     let hub = hub();
+    hub.connect(&welcome(true));
     let _seeker = seek(&hub, "a", SIZE, 0, false).unwrap();
     assert_eq!(heard(&hub).len(), 1);
     hub.repeat(&TaskId { attempt: 2, ..task() });
