@@ -1,5 +1,5 @@
-//! What goes wrong in a site while its boxes share what they download: everybody gets the image, and the uplink carries
-//! it no more often than it has to.
+//! Faults of a site while its boxes share what they download: all boxes get the image, and the uplink carries it no more
+//! often than needed.
 
 use std::time::Duration;
 

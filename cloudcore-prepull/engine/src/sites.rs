@@ -225,10 +225,12 @@ impl Sites {
     /// Takes in a node's report about the blobs of a task.
     pub(crate) fn note(&mut self, node: &NodeName, shared: &Shared, mut news: Blobs, now: Timestamp) {
         let Some(id) = self.nodes.id(node).filter(|id| self.nodes[*id].is_online) else { return };
-        let Some(name) = self.nodes[id].site.clone() else { return self.refuse(node, news, NO_SITE) };
+        if self.nodes[id].site.is_none() {
+            return self.refuse(node, news, NO_SITE);
+        }
         self.nodes[id].reads_streams = news.reads_streams;
         loop {
-            news = self.note_within(id, &name, shared, news, now);
+            news = self.note_within(id, shared, news, now);
             // The node is refused only if all of the memory is in use: what it can take of it has a bound of its own.
             if news.blobs.is_empty() || !self.make_room(now.as_millisecond()) {
                 return self.refuse(node, news, NO_BOOK);
@@ -237,14 +239,8 @@ impl Sites {
     }
 
     /// Takes in what fits into the memory. Returns the rest.
-    fn note_within(
-        &mut self,
-        id: NodeId,
-        name: &Arc<str>,
-        shared: &Shared,
-        news: Blobs,
-        now: Timestamp,
-    ) -> Blobs {
+    fn note_within(&mut self, id: NodeId, shared: &Shared, news: Blobs, now: Timestamp) -> Blobs {
+        let Some(name) = self.nodes[id].site.clone() else { return news };
         let site = self
             .by_name
             .entry(name.clone())
@@ -254,7 +250,7 @@ impl Sites {
         let Blobs { blobs, failures, .. } = news;
         let now = now.as_millisecond();
         let mut too_many = Vec::new();
-        let rest = self.turn(name, now, |turn| {
+        let rest = self.turn(&name, now, |turn| {
             let entitlement = &shared.entitlement;
             let mut failed = Vec::new();
             for failure in failures.iter().take(MAX_BLOBS) {

@@ -1,4 +1,4 @@
-//! What the program says of an API server that is silent, that is none, or that refuses: a listener with canned answers.
+//! The plugin with an API server that is silent, refuses, or is none: a listener with canned answers.
 #![allow(clippy::unwrap_used)]
 
 use std::io::{BufRead, BufReader, Read, Write};

@@ -10,20 +10,20 @@ use crate::text::{hash_comments, markdown_lines, words};
 /// Words that the engineers of this field hardly use, their ceiling and their goal, each per 10,000 words of prose.
 /// A ceiling is where the tree was last: a commit that lowers a rate lowers its ceiling, and none raises it.
 const WORDS: [(&str, &[&str], f64, f64); 6] = [
-    ("whoever/whatever", &["whoever", "whatever", "whomever"], 3.5, 1.5),
-    ("nobody/somebody", &["nobody", "somebody"], 4.5, 1.0),
-    ("told/tells/says", &["told", "tells", "says"], 13.5, 3.0),
-    ("of which/of whom/whose", &["of which", "of whom", "whose"], 11.0, 4.0),
-    ("is/are/has/have to be", &["is to be", "are to be", "has to be", "have to be"], 3.5, 7.0),
-    ("anew/meanwhile", &["anew", "meanwhile"], 2.0, 1.0),
+    ("whoever/whatever", &["whoever", "whatever", "whomever"], 0.3, 1.5),
+    ("nobody/somebody", &["nobody", "somebody"], 0.5, 1.0),
+    ("told/tells/says", &["told", "tells", "says"], 2.6, 3.0),
+    ("of which/of whom/whose", &["of which", "of whom", "whose"], 2.6, 4.0),
+    ("is/are/has/have to be", &["is to be", "are to be", "has to be", "have to be"], 1.3, 7.0),
+    ("anew/meanwhile", &["anew", "meanwhile"], 0.3, 1.0),
 ];
 
 /// The other rows: name, ceiling, goal.
-const OPENINGS: (&str, f64, f64) = ("module lines that open with a question", 73.0, 0.0);
+const OPENINGS: (&str, f64, f64) = ("module lines that open with a question", 0.0, 0.0);
 const ONE_WORD: (&str, f64, f64) = ("function names of one word, %", 55.0, 40.0);
 const SHARED: (&str, f64, f64) = ("types that share their name, %", 38.5, 15.0);
 const MEDIAN: (&str, f64, f64) = ("words in a test name, median", 7.0, 7.0);
-const NINETIETH: (&str, f64, f64) = ("words in a test name, 90th percentile", 13.0, 10.0);
+const NINETIETH: (&str, f64, f64) = ("words in a test name, 90th percentile", 9.0, 10.0);
 const REASONS: (&str, f64, f64) = ("inline reasons in 100 lines of code", 1.2, 2.5);
 const PARAMETERS: (&str, f64, f64) = ("functions with more than 5 parameters", 12.0, 12.0);
 

@@ -1,4 +1,4 @@
-//! What entitles a node to layers of its neighbours: the images that its task names, and the credentials that it got for
+//! Entitlement of nodes to layers of their neighbours: the images that its task names, and the credentials that it got for
 //! them.
 //!
 //! Which credentials a node got isn't stored. After a failover a node reads nothing from neighbours until its task is sent

@@ -156,7 +156,7 @@ impl Controller {
             }
             Input::Session(event) => self.apply_session(event),
             Input::Dispatched { job, node, attempt, outcome, keys } => {
-                self.finish_dispatch(&job, &node, attempt, &outcome, keys);
+                self.finish_dispatch(&node, TaskId { job, attempt }, &outcome, keys);
             }
             Input::SecretAllowed { job, secret } => {
                 self.change_job(&job, |job, effects| job.end_waits_for(&secret, effects.now));

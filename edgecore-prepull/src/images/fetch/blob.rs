@@ -129,7 +129,7 @@ impl Download<'_> {
         };
         let written = written.await;
         if matches!(written, Err(WriteError::Mismatch { .. })) {
-            // Its beginning is not ours; the next attempt begins anew.
+            // The partial content belongs to another blob: the next attempt restarts from byte 0.
             self.fetcher.writer.abort(blob).await.map_err(|error| self.refused(error))?;
         }
         written.map_err(|error| self.refused(error))

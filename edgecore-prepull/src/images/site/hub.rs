@@ -1,4 +1,4 @@
-//! What this node wants and has, as it tells the cloud; and what the cloud says of it.
+//! The blobs that this node wants and has, as it reports them to the cloud, and the sources that the cloud names.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -169,7 +169,7 @@ impl Hub {
                 let key = (task.clone(), blob.digest);
                 match state.wants.get(&key) {
                     Some(want) => _ = want.order.send_if_modified(|order| order.replace(blob.from, now)),
-                    // It has ended meanwhile, or the agent has been restarted.
+                    // The pull has ended since, or the agent was restarted.
                     None if state.here.iter().any(|(here, _)| *here == key) => _ = state.changed.insert(key),
                     None if blob.from != From::Wait => push(&mut state.dropped, dropped(key, 0, 0), WAITING),
                     None => {}

@@ -1,4 +1,4 @@
-//! What the images of one task share.
+//! The context that the images of one task share.
 
 use prepull_api::task::TaskId;
 use tokio::sync::{Semaphore, watch};

@@ -250,12 +250,18 @@ impl Job {
         self.after_write(node, Deferred::Ack(node.clone(), result.task.clone()), effects);
     }
 
+    /// Notes the keys that went out with a task, if the node still carries it out.
+    pub(super) fn note_keys(&mut self, node: &NodeName, attempt: u32, keys: Option<KeysSent>) {
+        if self.is_in_progress(node, attempt) {
+            self.members.note_keys(node, keys);
+        }
+    }
+
     pub(super) fn finish_dispatch(
         &mut self,
         node: &NodeName,
         attempt: u32,
         outcome: &DispatchOutcome,
-        keys: Option<KeysSent>,
         effects: &mut Effects<'_>,
     ) {
         if !self.course.has_begun() {
@@ -271,7 +277,6 @@ impl Job {
             // The attempt is over.
             _ if !is_current => {}
             DispatchOutcome::Sent(session) | DispatchOutcome::SentWithoutKeys(session) => {
-                self.members.note_keys(node, keys);
                 let rollout = self.members.rollout_mut();
                 if rollout.mark_sent(node, *session) == Reattach::Dispatch {
                     self.dispatch(node, effects);

@@ -125,18 +125,21 @@ impl Controller {
 
     pub(super) fn finish_dispatch(
         &mut self,
-        uid: &JobUid,
         node: &NodeName,
-        attempt: u32,
+        task: TaskId,
         outcome: &DispatchOutcome,
         keys: Option<KeysSent>,
     ) {
-        let known =
-            self.change_job(uid, |job, effects| job.finish_dispatch(node, attempt, outcome, keys, effects));
         let is_sent = matches!(outcome, DispatchOutcome::Sent(_) | DispatchOutcome::SentWithoutKeys(_));
+        let known = self.change_job(&task.job, |job, effects| {
+            if is_sent {
+                job.note_keys(node, task.attempt, keys);
+            }
+            job.finish_dispatch(node, task.attempt, outcome, effects);
+        });
         if !known && is_sent {
             // Deleted while the keys were being resolved.
-            self.actions.push(cancel(node, TaskId { job: uid.clone(), attempt }, DELETED));
+            self.actions.push(cancel(node, task, DELETED));
         }
     }
 }

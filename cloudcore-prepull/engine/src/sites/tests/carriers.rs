@@ -229,7 +229,7 @@ fn each_half_of_a_split_lan_has_a_carrier() {
         }
         story.hear();
     }
-    // Whoever was not sent to b yet is now.
+    // Those that were not sent to b yet are now.
     for node in ["x", "y", "z"] {
         story.blame(node, "1", "b", PeerFault::Unreachable);
     }

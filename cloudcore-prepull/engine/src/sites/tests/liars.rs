@@ -139,7 +139,7 @@ fn two_complaints_delist_a_liar() {
     story.want("d", "1");
     let heard = story.hear();
     assert!(!heard[0].contains('a'), "{heard:?}");
-    // Nobody can slander a node that it was not sent to.
+    // No node can slander a node that it was not sent to.
     story.have_proven("c", "2");
     story.want("d", "2");
     story.hear();

@@ -30,7 +30,7 @@ fn a_restarted_neighbour_is_asked_again() {
     assert!(!story.hear().iter().any(|line| line.contains("carry") || line.contains("alone")));
     story.connect("a");
     assert_eq!(story.hear(), ["b 1: a", "c 1: a"]);
-    // It has noticed, and nobody is blamed.
+    // It has noticed, and no node is blamed.
     story.sites.disconnect(&"a".into(), story.now);
     story.blame("b", "1", "a", PeerFault::Unreachable);
     story.want("b", "1");
