@@ -22,8 +22,8 @@ const LIMIT: Duration = Duration::from_secs(150);
 const RATE: u64 = 24_000_000;
 /// Honest boxes.
 const HONEST: u8 = 3;
-/// What a busy machine may add to twice the honest time.
-const SLACK: f64 = 5.0;
+/// What a busy machine may add to twice the honest time, in seconds. Without a defence each attack cost a minute or more.
+const SLACK: f64 = 15.0;
 /// Head start of the stolen box, longer than the tracker waits before it gives a lease.
 const ALONE: Duration = Duration::from_secs(2);
 /// The bounds of any attack.
