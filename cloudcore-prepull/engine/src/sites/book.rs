@@ -192,6 +192,12 @@ impl Book {
         }
     }
 
+    /// Puts a node behind all others that may carry the blob.
+    pub(super) fn put_last(&mut self, node: NodeId) {
+        self.losers.retain(|loser| *loser != node);
+        self.losers.push(node);
+    }
+
     /// Bytes that a seeker reports.
     pub(super) fn done_of(&self, node: NodeId) -> u64 {
         self.seekers.get(&node).map_or(0, |seeker| seeker.done)

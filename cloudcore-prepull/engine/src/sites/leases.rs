@@ -106,8 +106,7 @@ impl Turn<'_> {
 
     fn lose(&mut self, number: u32, node: NodeId, slow: u64) {
         let Some(book) = self.site.books.get_mut(&number) else { return };
-        book.losers.retain(|loser| *loser != node);
-        book.losers.push(node);
+        book.put_last(node);
         book.suspect = Some((node, book.confirmed, slow));
         let digest = book.id.digest.clone();
         let readers: Vec<NodeId> = book.readers_of(node).collect();

@@ -261,8 +261,8 @@ impl Turn<'_> {
             {
                 carry.tested_since = None;
             }
-            if failure.fault == PeerFault::Damaged && !is_holder {
-                self.note_wrong(number, reader);
+            if failure.fault == PeerFault::Damaged && !is_holder && self.note_wrong(number, reader) {
+                self.replace_carrier(number);
             }
             if counts && failure.fault == PeerFault::Damaged && (is_holder || is_pure) {
                 let before = self.nodes[source].trust.damaged.replace((reader, now));
@@ -278,11 +278,12 @@ impl Turn<'_> {
         is_first
     }
 
-    /// Notes that a node threw its bytes of a blob away. The second such node ends the blob's streams.
-    pub(super) fn note_wrong(&mut self, number: u32, node: NodeId) {
-        let Some(book) = self.site.books.get_mut(&number) else { return };
+    /// Notes that a node threw its bytes of a blob away. The second such node ends the blob's streams; returns whether it's
+    /// that one.
+    pub(super) fn note_wrong(&mut self, number: u32, node: NodeId) -> bool {
+        let Some(book) = self.site.books.get_mut(&number) else { return false };
         if *book.found_wrong.get_or_insert(node) == node || std::mem::replace(&mut book.is_whole_only, true) {
-            return;
+            return false;
         }
         let is_stream = |id: &NodeId| {
             matches!(book.seekers.get(id).map(|of| &of.way), Some(Way::Peer { is_stream: true, .. }))
@@ -290,14 +291,19 @@ impl Turn<'_> {
         for reader in book.receiving.iter().copied().filter(is_stream).collect::<Vec<_>>() {
             self.set_way(number, reader, Way::Wait);
         }
-        // Nothing confirms its carrier any more. Another node goes on at once, and it isn't blamed: it may be honest.
-        if let Some(book) = self.site.books.get_mut(&number)
-            && let Some(carrier) = book.carrier
-        {
-            book.losers.retain(|loser| *loser != carrier);
-            book.losers.push(carrier);
-            self.set_way(number, carrier, Way::Wait);
+        if let Some(carry) = self.site.books.get_mut(&number).and_then(|book| book.carry()) {
+            carry.tested_since = None;
         }
+        true
+    }
+
+    /// Gives the lease of a blob with wrong bytes to another node: nothing confirms its carrier any more. The carrier isn't
+    /// blamed, since it may be honest.
+    fn replace_carrier(&mut self, number: u32) {
+        let Some(book) = self.site.books.get_mut(&number) else { return };
+        let Some(carrier) = book.carrier else { return };
+        book.put_last(carrier);
+        self.set_way(number, carrier, Way::Wait);
     }
 
     /// Counts a complaint about a holder. The second reader delists it; an unproven one is then barred for an hour.

@@ -28,6 +28,8 @@ struct World {
     /// The credentials that each node gets.
     keys: BTreeMap<&'static str, KeysSent>,
     sent: Vec<String>,
+    /// Whether the secrets of dispatches are still being read.
+    is_reading: bool,
     heard: Vec<String>,
 }
 
@@ -52,6 +54,7 @@ impl World {
             reports: BTreeMap::new(),
             keys: keys.iter().copied().collect(),
             sent: Vec::new(),
+            is_reading: false,
             heard: Vec::new(),
         };
         world.lead(&[]);
@@ -130,6 +133,7 @@ impl World {
                 let recalled = controller::Input::Recalled(job, reports, Some(object));
                 self.engine.handle(recalled.into(), self.now);
             }
+            Action::Prepull(Prepull::Dispatch(_)) if self.is_reading => {}
             Action::Prepull(Prepull::Dispatch(order)) => {
                 self.sent.push(order.node.0.clone());
                 let dispatched = controller::Input::Dispatched {
@@ -245,4 +249,14 @@ fn a_failover_entitles_only_nodes_that_get_keys() {
     assert_eq!(world.say("c", BlobState::Wanted), ["c: a"], "a has succeeded, and still serves");
     let heard = world.say("a", BlobState::Wanted);
     assert_eq!(heard[0], format!("a: alone: {NOT_SHARED}"), "which keys it got isn't known");
+}
+
+#[test]
+fn a_reader_waits_until_its_keys_are_known() {
+    let mut world = World::new(&[("a", KEYS), ("c", KEYS)]);
+    world.succeed("a");
+    world.is_reading = true;
+    world.lead(&["c"]);
+    world.say("a", BlobState::Here);
+    assert_eq!(world.say("c", BlobState::Wanted), [""; 0]);
 }

@@ -130,7 +130,7 @@ fn a_proven_holder_stops_an_early_carrier() {
     for (done, expected) in [(MIB, &["a 1: b"][..]), (6 * MIB, &[])] {
         let mut story = Story::of(&["a", "b"]);
         story.want("a", "1");
-        assert_eq!(story.hear(), ["a 1: carry"], "nobody else has come back yet");
+        assert_eq!(story.hear(), ["a 1: carry"], "no other node has come back yet");
         story.say("a", &[("1", 10 * MIB, BlobState::Carrying, done)]);
         story.have_proven("b", "1");
         assert_eq!(story.hear(), expected, "with {done} bytes");
@@ -139,7 +139,7 @@ fn a_proven_holder_stops_an_early_carrier() {
     story.want("a", "1");
     story.hear();
     story.have_proven("b?", "1");
-    assert_eq!(story.hear(), [""; 0], "nobody is sent to one that serves nobody");
+    assert_eq!(story.hear(), [""; 0], "no node is sent to one that serves none");
 }
 
 #[test]

@@ -164,6 +164,20 @@ fn wrong_bytes_that_were_passed_on_move_the_lease() {
 }
 
 #[test]
+fn after_wrong_bytes_only_whole_copies_are_read() {
+    let mut story = Story::of_streaming(&["liar", "b", "c", "d"]);
+    for node in ["liar", "b", "c"] {
+        story.want(node, "1");
+    }
+    story.hear_in(2);
+    story.blame("b", "1", "liar", PeerFault::Damaged);
+    story.blame("c", "1", "b", PeerFault::Damaged);
+    story.want("d", "1");
+    let heard = story.hear_in(5);
+    assert!(heard.iter().all(|line| line.ends_with("wait") || line.ends_with("carry")), "{heard:?}");
+}
+
+#[test]
 fn two_complaints_bar_an_unproven_holder() {
     let mut story = Story::of(&["liar", "b", "c"]);
     story.have("liar", "1");
