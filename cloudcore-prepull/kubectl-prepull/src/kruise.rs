@@ -143,13 +143,17 @@ async fn get_opt<K: Clone + DeserializeOwned + Debug>(api: &Api<K>, name: &str) 
     }
 }
 
+/// Whether the list owns the job.
+pub(crate) fn is_of_list(job: &ImagePullJob, list: &ImageListPullJob) -> bool {
+    job.owner_references().iter().any(|owner| Some(&owner.uid) == list.metadata.uid.as_ref())
+}
+
 /// The jobs of a list, in the order of its images.
 async fn of_list(api: &Api<ImagePullJob>, list: &ImageListPullJob) -> kube::Result<Vec<ImagePullJob>> {
-    let (uid, mut found) = (list.uid().unwrap_or_default(), Vec::new());
-    let is_of_list = |job: &ImagePullJob| job.owner_references().iter().any(|owner| owner.uid == uid);
+    let mut found = Vec::new();
     let mut pages = pin!(pages(api.clone(), ListParams::default().limit(JOBS_OF_A_PAGE)));
     while let Some(jobs) = pages.try_next().await? {
-        found.extend(jobs.into_iter().filter(is_of_list));
+        found.extend(jobs.into_iter().filter(|job| is_of_list(job, list)));
     }
     let place = |job: &ImagePullJob| list.spec.images.iter().position(|image| *image == job.spec.image);
     found.sort_by_key(|job| (place(job).unwrap_or(usize::MAX), job.name_any()));

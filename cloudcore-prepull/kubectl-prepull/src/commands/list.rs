@@ -2,6 +2,7 @@
 
 use std::pin::pin;
 
+use anyhow::Context;
 use clap::Args;
 use futures::TryStreamExt;
 use jiff::Timestamp;
@@ -65,12 +66,12 @@ struct ListedJob {
 }
 
 impl ListedJob {
-    fn new(view: View, created: Option<Timestamp>) -> Self {
+    fn new(view: View, object: &impl ResourceExt) -> Self {
         let (phase, tone) = phase_of(&view);
         Self {
             phase: phase.to_owned(),
             tone,
-            created,
+            created: object.creation_timestamp().map(|time| time.0),
             full_name: view.full_name(),
             name: view.job,
             namespace: view.namespace,
@@ -86,13 +87,8 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &ListArgs) -
     let now = Timestamp::now();
     let mut rows = Vec::new();
     let mut own = pin!(pages(jobs::api(cluster), ListParams::default().limit(JOBS_OF_A_PAGE)));
-    while let Some(page) = own.try_next().await? {
-        rows.extend(page.iter().map(|job| {
-            ListedJob::new(
-                View::new(job, &Tally::default(), None, now),
-                job.creation_timestamp().map(|time| time.0),
-            )
-        }));
+    while let Some(page) = own.try_next().await.context("the jobs cannot be read")? {
+        rows.extend(page.iter().map(|job| ListedJob::new(View::new(job, &Tally::default(), None, now), job)));
     }
     match of_kruise(cluster, args.all_namespaces, now).await {
         Ok(others) => rows.extend(others),
@@ -126,17 +122,13 @@ async fn of_kruise(cluster: &Cluster, is_everywhere: bool, now: Timestamp) -> an
     let asked = || ListParams::default().limit(JOBS_OF_A_PAGE);
     let lists: Vec<_> = pages(lists, asked()).try_concat().await?;
     let jobs: Vec<ImagePullJob> = pages(kruise::api(cluster, namespace), asked()).try_concat().await?;
-    let is_of = |job: &ImagePullJob, list: &ImageListPullJob| {
-        job.owner_references().iter().any(|owner| Some(&owner.uid) == list.metadata.uid.as_ref())
-    };
     let mut rows = Vec::new();
     for list in &lists {
-        let parts: Vec<_> = jobs.iter().filter(|job| is_of(job, list)).collect();
-        let created = list.creation_timestamp().map(|time| time.0);
-        rows.push(ListedJob::new(kruise::view_of_list(list, &parts, now), created));
+        let parts: Vec<_> = jobs.iter().filter(|job| kruise::is_of_list(job, list)).collect();
+        rows.push(ListedJob::new(kruise::view_of_list(list, &parts, now), list));
     }
-    for job in jobs.iter().filter(|job| !lists.iter().any(|list| is_of(job, list))) {
-        rows.push(ListedJob::new(kruise::view_of_job(job, now), job.creation_timestamp().map(|time| time.0)));
+    for job in jobs.iter().filter(|job| !lists.iter().any(|list| kruise::is_of_list(job, list))) {
+        rows.push(ListedJob::new(kruise::view_of_job(job, now), job));
     }
     Ok(rows)
 }
@@ -184,6 +176,7 @@ fn render(rows: &[ListedJob], screen: Screen, is_wide: bool, now: Timestamp) -> 
 #[cfg(test)]
 mod tests {
     use jiff::SignedDuration;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use prepull_api::crd::status::JobPhase;
 
     use super::*;
@@ -196,7 +189,9 @@ mod tests {
         let nodes = Summary { desired: 2_000, successful, failure, skipped: 3, ..Summary::default() };
         let reason = if failure > 0 { "1200 of 2000 nodes failed".to_owned() } else { String::new() };
         let view = View { job: name.to_owned(), phase, is_over, nodes, reason, ..View::default() };
-        ListedJob::new(view, Some(NOW - SignedDuration::from_secs(ago)))
+        let mut object = ImagePullJob::default();
+        object.metadata.creation_timestamp = Some(Time(NOW - SignedDuration::from_secs(ago)));
+        ListedJob::new(view, &object)
     }
 
     fn rows() -> Vec<ListedJob> {

@@ -188,26 +188,8 @@ fn put(object: &mut Value, path: &str, value: Value) {
 /// The job as it will be, to be checked before.
 fn merged(job: &ImagePrePullJob, patch: &Value) -> anyhow::Result<ImagePrePullJob> {
     let mut value = json!(job);
-    merge(&mut value, patch);
+    json_patch::merge(&mut value, patch);
     Ok(serde_json::from_value(value)?)
-}
-
-/// A JSON merge patch, as the API server applies it.
-fn merge(target: &mut Value, patch: &Value) {
-    let Value::Object(fields) = patch else {
-        *target = patch.clone();
-        return;
-    };
-    if !target.is_object() {
-        *target = Value::Object(Map::new());
-    }
-    for (key, change) in fields {
-        match (change, target.as_object_mut()) {
-            (Value::Null, Some(target)) => drop(target.remove(key)),
-            (change, Some(target)) => merge(target.entry(key.clone()).or_insert(Value::Null), change),
-            (_, None) => {}
-        }
-    }
 }
 
 /// The settings that are not as before.
@@ -259,7 +241,8 @@ fn effects(settings: &[Setting], job: &ImagePrePullJob) -> Vec<String> {
     }
     if settings.iter().any(|setting| setting.key != "secret") {
         let but = if has("secret") { "everything else holds" } else { "it holds" };
-        effects.push(format!("job {name} runs: {but} at once"));
+        let state = if job.spec.suspend { "is suspended" } else { "runs" };
+        effects.push(format!("job {name} {state}: {but} at once"));
     }
     effects
 }

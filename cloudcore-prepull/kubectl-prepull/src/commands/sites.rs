@@ -79,6 +79,11 @@ fn text(session: &Session, args: &SitesArgs, list: &SiteList, screen: Screen) ->
     table::render(list, args.site.is_some(), screen, is_wide, Timestamp::now())
 }
 
+/// The line below a table that isn't true any more.
+fn silence(since: Timestamp) -> String {
+    format!("\nthe leader hasn't answered since {}; trying again", since.strftime("%H:%M:%S UTC"))
+}
+
 /// Shows the sites until the person stops it.
 async fn watch(
     session: &Session,
@@ -89,13 +94,12 @@ async fn watch(
     let moves = session.screen.is_terminal && matches!(session.global.output, None | Some(Output::Wide));
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stdout());
     bar.set_style(ProgressStyle::with_template("{msg}").unwrap_or_else(|_| ProgressStyle::default_bar()));
-    let (mut shown, mut is_lost) = (None, false);
+    let (mut shown, mut lost_since) = (None, None);
     loop {
         if moves {
             // The person may have changed the size of the window.
             let text = text(session, args, &list, Screen::of_stdout(session.global.no_color));
-            let lost = if is_lost { "\ntrying again: the leader doesn't answer" } else { "" };
-            bar.set_message(format!("{}{lost}", text.trim_end()));
+            bar.set_message(format!("{}{}", text.trim_end(), lost_since.map(silence).unwrap_or_default()));
             bar.tick();
         } else if shown.as_ref() != Some(&list) {
             show(session, args, &list)?;
@@ -103,11 +107,12 @@ async fn watch(
         }
         tokio::time::sleep(INTERVAL).await;
         match read(cluster, args).await {
-            Ok(new) => (list, is_lost) = (new, false),
+            Ok(new) => (list, lost_since) = (new, None),
             Err(error) => {
-                if !std::mem::replace(&mut is_lost, true) && !moves {
+                if lost_since.is_none() && !moves {
                     problem::note(&format!("trying again: {}", problem::text(&error)));
                 }
+                lost_since.get_or_insert_with(Timestamp::now);
             }
         }
     }

@@ -14,7 +14,7 @@ use crate::leader::Leaderless;
 use crate::output::job_name;
 use crate::screen::tame;
 
-/// A job without a status for so many seconds has no leader: one that works takes a moment.
+/// Seconds without a status after which a job has no leader: a leader that works takes a moment.
 const NO_LEADER_AFTER: u64 = 10;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

@@ -27,9 +27,11 @@ export class Sites {
   async refresh() {
     try {
       this.list = await ask(this.name ? `sites?site=${encodeURIComponent(this.name)}` : "sites");
+      this.heard = new Date();
       this.show();
     } catch (error) {
-      write(this.text, `The sites can't be shown: ${error.message}`);
+      const old = this.heard ? `. Below is the answer of ${this.heard.toLocaleTimeString()}` : "";
+      write(this.text, `The sites can't be shown: ${error.message}${old}`);
       this.text.hidden = false;
     }
     if (!this.left) this.timer = setTimeout(() => this.refresh(), INTERVAL);
