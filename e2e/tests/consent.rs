@@ -97,7 +97,7 @@ async fn a_job_learns_nothing_of_foreign_secrets() -> Result<()> {
     let job = cluster.existing_job("steal-unannotated");
     let reason = job.status().await?.image("edge-1", &reference).context("no image")?.reason.clone();
     let command = reason.split_once(": ").context("no command")?.1;
-    ensure!(command.starts_with("kubectl annotate secret -n bank unannotated"), "{reason}");
+    ensure!(command == "kubectl prepull allow bank/unannotated steal-unannotated", "{reason}");
     cluster.shell(command).await?;
     // With time to wait: cloudcore caches a refusal for a second.
     job.patch_spec(json!({"retry": 1, "imagePrePullTemplate": {"timeoutSeconds": 300}})).await?;
@@ -120,13 +120,14 @@ async fn consent_serves_waiting_nodes_within_seconds() -> Result<()> {
     let first = job("release-1").apply().await?;
     let waits = |status: &ImagePrePullJobStatus| {
         status.node("edge-1").is_some_and(|node| {
-            node.phase == NodePhase::Pending && node.reason.contains("prepull.kubeedge.io/allow=release-1")
+            node.phase == NodePhase::Pending
+                && node.reason.contains("kubectl prepull allow bank/harbor release-1")
         })
     };
     let status = first.until("waits, and says for what", waits).await?;
     assert_eq!(status.summary.in_progress, 0, "it holds no slot");
     let (kind, note) = first.event("SecretWithheld").await?;
-    ensure!(kind == "Warning" && note.contains("kubectl annotate secret -n bank harbor"), "{kind} {note}");
+    ensure!(kind == "Warning" && note.contains("kubectl prepull allow bank/harbor"), "{kind} {note}");
     first.until("says so itself", |status| status.reason.contains("waiting: secret bank/harbor")).await?;
     // After the second attempt the next one would be far away.
     eventually("the node has tried twice", WITHIN_SECONDS, async || {
@@ -241,12 +242,7 @@ async fn a_manual_node_image_needs_consent() -> Result<()> {
             .patch_spec(json!({"images": {name: {"pullSecrets": secrets, "tags": [tag_spec]}}}))
             .await?;
         let message = tag.fails().await.with_context(|| format!("owners {owners}"))?.message;
-        ensure!(
-            message.contains(
-                "kubectl annotate secret -n team registry prepull.kubeedge.io/allow=nodeimage/edge-1"
-            ),
-            "{message}"
-        );
+        ensure!(message.contains("kubectl prepull allow team/registry nodeimage/edge-1"), "{message}");
     }
     assert_eq!(registry.requests().of("team/by-hand").users(), BTreeSet::new());
 
@@ -282,7 +278,7 @@ async fn a_present_image_needs_no_secret() -> Result<()> {
     let waits = job("absent", &missing).apply().await?;
     let says = |status: &ImagePrePullJobStatus| {
         status.node("edge-1").is_some_and(|node| {
-            node.phase == NodePhase::Pending && node.reason.contains("prepull.kubeedge.io/allow=absent")
+            node.phase == NodePhase::Pending && node.reason.contains("kubectl prepull allow bank/none absent")
         })
     };
     waits.until("waits for its secret", says).await?;

@@ -10,7 +10,7 @@ use crate::cluster::Cluster;
 use crate::parts;
 
 impl Cluster {
-    /// Runs a line of shell, with a `kubectl` that has all rights in the cluster, and returns its output.
+    /// Runs a line of shell, with a `kubectl` and its plugin that have all rights in the cluster, and returns its output.
     pub async fn shell(&self, line: &str) -> Result<String> {
         let mut command = self.shell_command()?;
         command.args(["-ec", line]);
@@ -45,9 +45,12 @@ impl Cluster {
         let home = self.place().dir().join("home");
         let programs = home.join("bin");
         std::fs::create_dir_all(&programs)?;
-        let (kubectl, link) = (parts::kubectl(), programs.join("kubectl"));
-        if kubectl.is_absolute() && !link.exists() {
-            symlink(kubectl, link)?;
+        let plugin = parts::program("kubectl-prepull").ok().map(|plugin| ("kubectl-prepull", plugin));
+        for (name, program) in [("kubectl", parts::kubectl())].into_iter().chain(plugin) {
+            let link = programs.join(name);
+            if program.is_absolute() && !link.exists() {
+                symlink(program, link)?;
+            }
         }
         let mut path = vec![programs];
         path.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));

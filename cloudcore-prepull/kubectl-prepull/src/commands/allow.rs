@@ -1,17 +1,21 @@
 //! `kubectl prepull allow`.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context, bail};
 use clap::Args;
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt;
 use kube::api::{Api, Patch, PatchParams};
 use kube::core::ObjectMeta;
-use prepull_api::credentials::{ALLOW, Consent, SecretUser};
+use prepull_api::credentials::{ALLOW, ALLOW_HOSTS, Consent, RegistryPattern, SecretUser};
 use serde_json::{Value, json};
 
 use crate::cluster::Cluster;
 use crate::order::SecretName;
 use crate::output::print;
+use crate::problem::WrongUsage;
+use crate::screen::tame;
 use crate::session::{Ended, Session};
 
 /// The arguments of `allow`.
@@ -23,14 +27,18 @@ needs the rights to get and to patch the Secret; its content is not shown. `kube
 Examples:
   kubectl prepull allow shop/harbor spring-release
   kubectl prepull allow harbor -n shop 'web-*' nightly
-  kubectl prepull allow shop/harbor nodeimage/edge-1    # OpenKruise's API, by hand")]
+  kubectl prepull allow shop/harbor nodeimage/edge-1    # OpenKruise's API, by hand
+  kubectl prepull allow shop/wide --host harbor.example    # which entries with * in their host may serve")]
 pub(crate) struct AllowArgs {
     /// The Secret: NAMESPACE/NAME, or a name in --namespace.
     #[arg(value_name = "SECRET")]
     secret: SecretName,
     /// Jobs that may use it, with * for any text; nodeimage/NAME for a NodeImage, or * for all.
-    #[arg(required = true, value_name = "JOB")]
+    #[arg(required_unless_present = "hosts", value_name = "JOB")]
     users: Vec<String>,
+    /// A host that the Secret's entries with * in their host may serve; may be repeated.
+    #[arg(long = "host", value_name = "HOST")]
+    hosts: Vec<String>,
 }
 
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &AllowArgs) -> anyhow::Result<Ended> {
@@ -42,24 +50,29 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &AllowArgs) 
     let Some(found) = found else {
         bail!("there is no secret {secret}: --namespace names another namespace")
     };
-    let Some(patch) = consent(&found.metadata, &args.users).with_context(|| format!("secret {secret}"))?
-    else {
-        print(&format!("secret {secret} allows {} already\n", args.users.join(", ")))?;
+    let patch = consent(&found.metadata, &args.users, &args.hosts);
+    let Some(patch) = patch.with_context(|| format!("secret {secret}"))? else {
+        let asked: Vec<_> = args.users.iter().chain(&args.hosts).map(String::as_str).collect();
+        print(&format!("secret {secret} allows {} already\n", asked.join(", ")))?;
         return Ok(Ended::Done);
     };
     let changed = api.patch_metadata(name, &PatchParams::default(), &Patch::Merge(patch)).await;
     let changed = changed.with_context(|| format!("secret {secret} cannot be changed"))?;
-    let text = changed.annotations().get(ALLOW).cloned().unwrap_or_default();
-    session.print(&json!({"secret": secret, "allow": text}), [format!("secret/{name}")], |_| {
-        format!("secret {secret} now allows {}\n", crate::screen::tame(&text))
+    let text = |key| changed.annotations().get(key).cloned().unwrap_or_default();
+    let (users, hosts) = (text(ALLOW), text(ALLOW_HOSTS));
+    let object = json!({"secret": secret, "allow": users, "allowHosts": hosts});
+    session.print(&object, [format!("secret/{name}")], |_| {
+        let at = if hosts.is_empty() { String::new() } else { format!(", by * at {}", tame(&hosts)) };
+        let users = if users.is_empty() { "no job".to_owned() } else { tame(&users) };
+        format!("secret {secret} now allows {users}{at}\n")
     })?;
     Ok(Ended::Done)
 }
 
-/// The patch that adds the users; none if all of them are allowed. It fails if another writer is faster.
-fn consent(metadata: &ObjectMeta, users: &[String]) -> anyhow::Result<Option<Value>> {
+/// The patch that adds the users and the hosts; none if all of them are allowed. It fails if another writer is faster.
+fn consent(metadata: &ObjectMeta, users: &[String], hosts: &[String]) -> anyhow::Result<Option<Value>> {
     let mut annotations = metadata.annotations.clone().unwrap_or_default();
-    let before = annotations.get(ALLOW).cloned();
+    let before = annotations.clone();
     for user in users {
         let consent = Consent::from_annotations(&annotations);
         let user = user.strip_prefix("nodeimage/").map_or(SecretUser::Job(user), SecretUser::NodeImage);
@@ -73,12 +86,28 @@ fn consent(metadata: &ObjectMeta, users: &[String]) -> anyhow::Result<Option<Val
         annotations.insert(ALLOW.to_owned(), value);
         // A name that is none would make the whole list unreadable.
         if let Err(refusal) = Consent::from_annotations(&annotations).check(user) {
-            bail!(crate::problem::WrongUsage(refusal.to_string()));
+            bail!(WrongUsage(refusal.to_string()));
         }
     }
-    let value = annotations.get(ALLOW).filter(|value| Some(*value) != before.as_ref());
+    for host in hosts {
+        let listed = annotations.entry(ALLOW_HOSTS.to_owned()).or_default();
+        let entries =
+            || listed.split(|c: char| c == ',' || c.is_whitespace()).filter(|entry| !entry.is_empty());
+        RegistryPattern::parse(host).map_err(|error| WrongUsage(format!("--host {host}: {error}")))?;
+        if let Some(bad) = entries().find(|entry| RegistryPattern::parse(entry).is_err()) {
+            bail!(
+                "the annotation {ALLOW_HOSTS} has {bad:?}, which is no registry. Correct it first: kubectl edit secret"
+            );
+        }
+        if entries().all(|entry| entry != host) {
+            *listed = if listed.is_empty() { host.clone() } else { format!("{listed},{host}") };
+        }
+    }
+    let changed: BTreeMap<_, _> =
+        annotations.into_iter().filter(|(key, value)| before.get(key) != Some(value)).collect();
     let version = metadata.resource_version.as_ref();
-    Ok(value.map(|value| json!({"metadata": {"resourceVersion": version, "annotations": {ALLOW: value}}})))
+    let patch = || json!({"metadata": {"resourceVersion": version, "annotations": changed}});
+    Ok((!changed.is_empty()).then(patch))
 }
 
 #[cfg(test)]
@@ -91,7 +120,7 @@ mod tests {
         let metadata =
             ObjectMeta { annotations, resource_version: Some("7".to_owned()), ..ObjectMeta::default() };
         let users: Vec<_> = users.iter().map(ToString::to_string).collect();
-        let patch = consent(&metadata, &users).map_err(|error| error.to_string())?;
+        let patch = consent(&metadata, &users, &[]).map_err(|error| error.to_string())?;
         if let Some(patch) = &patch {
             assert_eq!(patch["metadata"]["resourceVersion"], "7");
         }
@@ -110,6 +139,26 @@ mod tests {
         ] {
             assert_eq!(after(before, users).unwrap().as_deref(), value, "{before:?} {users:?}");
         }
+    }
+
+    #[test]
+    fn hosts_are_added_to_those_there() {
+        let after = |before: &str, hosts: &[&str]| {
+            let annotations = Some([(ALLOW_HOSTS.to_owned(), before.to_owned())].into());
+            let hosts: Vec<_> = hosts.iter().map(ToString::to_string).collect();
+            let patch = consent(&ObjectMeta { annotations, ..ObjectMeta::default() }, &[], &hosts);
+            let value =
+                |patch: Value| patch["metadata"]["annotations"][ALLOW_HOSTS].as_str().unwrap().to_owned();
+            patch.map(|patch| patch.map(value)).map_err(|error| error.to_string())
+        };
+        assert_eq!(after("", &["a.example"]).unwrap().unwrap(), "a.example");
+        assert_eq!(
+            after("a.example", &["*.b.example", "a.example"]).unwrap().unwrap(),
+            "a.example,*.b.example"
+        );
+        assert_eq!(after("a.example b.example", &["b.example"]).unwrap(), None);
+        assert!(after("", &["c:x"]).unwrap_err().contains("--host c:x"));
+        assert!(after("c:x", &["a.example"]).unwrap_err().contains("Correct it first"));
     }
 
     #[test]

@@ -558,12 +558,11 @@ async fn a_missing_consent_is_shown_with_its_remedy() {
     let (error, result) = of(SECRETS).await;
     assert_eq!(
         error,
-        "secret default/secret: nobody is allowed to use it: kubectl annotate secret -n default secret \
-         prepull.kubeedge.io/allow=sample"
+        "secret default/secret: nobody is allowed to use it: kubectl prepull allow default/secret sample"
     );
     assert!(result.unwrap_err().contains("no usable credentials for harbor.docker.hub/jili/example:v1.0.0"));
     let (error, _) = of(&with("prepull.kubeedge.io/allow: \"a, b-*\"")).await;
-    assert!(error.ends_with("--overwrite prepull.kubeedge.io/allow='a, b-*,sample'"), "{error}");
+    assert!(error.ends_with("is allowed to use it: kubectl prepull allow default/secret sample"), "{error}");
     let (error, _) = of(&with("prepull.kubeedge.io/allow: A")).await;
     assert!(error.contains("has \"A\", which is no name"), "{error}");
     let (error, _) = of(&with("prepull.kubeedge.io/allow: samp*")).await;

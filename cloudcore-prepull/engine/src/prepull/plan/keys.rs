@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Secret;
 use prepull_api::credentials::{
-    ALLOW, ALLOW_HOSTS, Consent, Lookup, RegistryConfig, RegistryCredential, SecretError, SecretUser,
+    ALLOW_HOSTS, Consent, Lookup, Refusal, RegistryConfig, RegistryCredential, SecretError, SecretUser,
 };
 use prepull_api::image::NormalizedReference;
 use prepull_api::overriders::SecretRef;
@@ -219,7 +219,7 @@ fn usable(
     match wildcards {
         Err(error) => detail = format!("{detail}; {error}"),
         Ok(false) if config.lookup(reference) != Lookup::default() => {
-            let command = annotate(secret, ALLOW_HOSTS, reference.registry(), "");
+            let command = format!("kubectl prepull allow {secret} --host {}", reference.registry());
             detail = format!("{detail}; entries with * serve only the hosts that its owner names: {command}");
         }
         Ok(_) => {}
@@ -250,10 +250,10 @@ fn allowed(
     if let Some(user) = user
         && let Err(refusal) = found.consent.check(user)
     {
-        let remedy = match found.consent.extended_by(user) {
-            Some(value) if value == user.to_string() => format!(": {}", annotate(secret, ALLOW, &value, "")),
-            Some(value) => format!(": {}", annotate(secret, ALLOW, &value, " --overwrite")),
-            None => String::new(),
+        let remedy = match refusal {
+            // The owner must correct the annotation first, as the refusal explains.
+            Refusal::Malformed(_) => String::new(),
+            Refusal::Nobody | Refusal::Others(_) => format!(": {}", allow(secret, user)),
         };
         return Err(withheld(secret, user, format!("secret {secret}: {refusal}{remedy}")));
     }
@@ -266,7 +266,7 @@ fn missing(secret: &SecretRef) -> String {
 
 /// One text for every mistake, for a reader who may not learn whether the Secret exists.
 fn withheld(secret: &SecretRef, user: SecretUser<'_>, detail: String) -> Problem {
-    let command = annotate(secret, ALLOW, &user.to_string(), "");
+    let command = allow(secret, user);
     let text = format!("secret {secret} does not exist, or its owner has not allowed this use: {command}");
     Problem { text, detail, is_withheld: true }
 }
@@ -287,12 +287,9 @@ pub fn unreadable_text(secret: &SecretRef, user: Option<SecretUser<'_>>, reason:
     }
 }
 
-/// The command with which the owner of a Secret allows its use. The value is in quotes where a shell would expand it.
-fn annotate(secret: &SecretRef, annotation: &str, value: &str, flag: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | ',' | '/' | ':');
-    let quote = if value.chars().all(is_plain) { "" } else { "'" };
-    let (namespace, name) = (secret.namespace(), secret.name());
-    format!("kubectl annotate secret -n {namespace} {name}{flag} {annotation}={quote}{value}{quote}")
+/// The command with which the owner of a Secret allows its use, beside that of others.
+fn allow(secret: &SecretRef, user: SecretUser<'_>) -> String {
+    format!("kubectl prepull allow {secret} {user}")
 }
 
 /// The registries of a secret, as many as a person reads.

@@ -600,13 +600,13 @@ mod consent {
             (SecretLookup::Missing, "secret bank/harbor does not exist"),
             (
                 docker(HARBOR, &[]),
-                "secret bank/harbor: nobody is allowed to use it: kubectl annotate secret -n bank harbor \
-                 prepull.kubeedge.io/allow=release",
+                "secret bank/harbor: nobody is allowed to use it: kubectl prepull allow bank/harbor \
+                 release",
             ),
             (
                 docker(HARBOR, &allow("payroll,night-*")),
-                "secret bank/harbor: only \"payroll,night-*\" is allowed to use it: kubectl annotate secret -n bank \
-                 harbor --overwrite prepull.kubeedge.io/allow='payroll,night-*,release'",
+                "secret bank/harbor: only \"payroll,night-*\" is allowed to use it: kubectl prepull allow \
+                 bank/harbor release",
             ),
             (
                 docker(HARBOR, &allow("*,Release")),
@@ -616,13 +616,13 @@ mod consent {
             ),
             (
                 secret("Opaque", HARBOR, &[]),
-                "secret bank/harbor: nobody is allowed to use it: kubectl annotate secret -n bank harbor \
-                 prepull.kubeedge.io/allow=release",
+                "secret bank/harbor: nobody is allowed to use it: kubectl prepull allow bank/harbor \
+                 release",
             ),
             (
                 docker("{", &[]),
-                "secret bank/harbor: nobody is allowed to use it: kubectl annotate secret -n bank harbor \
-                 prepull.kubeedge.io/allow=release",
+                "secret bank/harbor: nobody is allowed to use it: kubectl prepull allow bank/harbor \
+                 release",
             ),
         ];
         for (lookup, log) in cases {
@@ -630,7 +630,7 @@ mod consent {
             for image in ["harbor.example/app", "other.example/app"] {
                 let resolved = resolved(image, &lookup);
                 let reason = "secret bank/harbor does not exist, or its owner has not allowed this use: kubectl \
-                              annotate secret -n bank harbor prepull.kubeedge.io/allow=release";
+                              prepull allow bank/harbor release";
                 assert_eq!(resolved.key, Key::Unavailable { reason: reason.to_owned() }, "{lookup:?}");
                 assert_eq!(resolved.details, [log]);
                 assert_eq!(resolved.withheld, [SecretRef::parse("bank/harbor").unwrap()]);
@@ -692,8 +692,7 @@ mod consent {
             resolved(harbor, &none).details,
             [
                 "secret bank/harbor has no entry for harbor.example/app; it has *.example; entries with * serve only the hosts \
-              that its owner names: kubectl annotate secret -n bank harbor \
-              prepull.kubeedge.io/allow-hosts=harbor.example"
+              that its owner names: kubectl prepull allow bank/harbor --host harbor.example"
             ]
         );
         assert!(resolved(harbor, &bad).details[0].contains("allow-hosts has \"%\", which is no registry"));

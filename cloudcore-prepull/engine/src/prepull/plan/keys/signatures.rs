@@ -166,6 +166,6 @@ mod tests {
                 resolved.verification.unavailable.unwrap()
             });
         assert_eq!(withheld, missing);
-        assert!(withheld.contains("kubectl annotate secret -n keys cosign"), "{withheld}");
+        assert!(withheld.contains("kubectl prepull allow keys/cosign release"), "{withheld}");
     }
 }
