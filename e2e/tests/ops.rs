@@ -63,7 +63,7 @@ async fn what_a_node_lacks_is_named(jane: &Person, ann: &Person) -> Result<()> {
     jane.runs("why edge-3").await?.is(1, &["✗ there is no Node edge-3"])?;
     ann.runs("why edge-1")
         .await?
-        .is(0, &["! its Node cannot be read: user ann lacks a right: to get nodes"])?;
+        .is(1, &["! its Node cannot be read: user ann lacks a right: to get nodes"])?;
     Ok(())
 }
 

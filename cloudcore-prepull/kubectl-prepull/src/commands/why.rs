@@ -28,7 +28,7 @@ Examples:
   kubectl prepull why edge-7 imagepulljob/spring -n shop
   kubectl prepull why edge-7 -o json | jq -r .next
 
-Exit status: 0, or 1 if something is in the way (✗).")]
+Exit status: 0, or 1 if something is in the way (✗), or if neither node, edge nor jobs can be read.")]
 pub(crate) struct WhyArgs {
     /// The node.
     node: String,

@@ -20,12 +20,15 @@ pub(super) struct Why {
     pub(super) node: String,
     pub(super) points: Vec<Point>,
     pub(super) next: String,
+    /// Whether anything could be read of the node.
+    #[serde(skip)]
+    has_looked: bool,
 }
 
 impl Why {
-    /// Whether nothing is in the way, as far as we could look.
+    /// Whether nothing is in the way, as far as we could look. Where nothing could be read, that is not known.
     pub(super) fn is_clear(&self) -> bool {
-        self.points.iter().all(|point| point.mark != Mark::Bad)
+        self.has_looked && self.points.iter().all(|point| point.mark != Mark::Bad)
     }
 }
 
@@ -51,7 +54,8 @@ pub(super) fn judge(facts: &Facts, now: Timestamp) -> Why {
         }
     }
     let next = next_step(&points, name);
-    Why { node: name.clone(), points, next }
+    let has_looked = facts.node.is_ok() || facts.edge.is_ok() || facts.jobs.is_ok();
+    Why { node: name.clone(), points, next, has_looked }
 }
 
 /// The remedy of the first point that is in the way: what comes later often follows from it.

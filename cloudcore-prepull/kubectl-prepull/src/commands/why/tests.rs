@@ -113,6 +113,17 @@ fn distinguishes_unknown_nodes_from_absent_ones() {
 }
 
 #[test]
+fn a_node_without_any_facts_is_not_clear() {
+    let refused = "user jane lacks a right".to_owned();
+    let nothing = Facts { node: Err(refused.clone()), edge: Err(refused.clone()), ..well() };
+    assert!(judge(&nothing, NOW).is_clear(), "its jobs are known");
+    let nothing = Facts { jobs: Err(refused), ..nothing };
+    let why = judge(&nothing, NOW);
+    assert!(why.points.iter().all(|point| point.mark == Mark::Open), "{:?}", why.points);
+    assert!(!why.is_clear());
+}
+
+#[test]
 fn a_missing_leader_is_the_first_obstacle() {
     let gone = Leaderless { since: NOW, holder: None };
     let why = judge(&Facts { gone: Some(gone), ..failed() }, NOW);
