@@ -3,8 +3,7 @@
 pub(crate) mod args;
 pub(crate) mod ca;
 pub(crate) mod crds;
+pub(crate) mod memory;
 pub(crate) mod node;
 pub(crate) mod otlp_endpoint;
-pub(crate) mod plan;
-pub(crate) mod shared_args;
 pub(crate) mod token;

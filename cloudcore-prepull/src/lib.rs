@@ -62,5 +62,3 @@ mod kube_api {
 pub mod run;
 
 pub use commands::args::Cli;
-pub use commands::plan::{Output, PlanArgs, SizeArgs, run as print_plan};
-pub use commands::shared_args::{ConsentArgs, SiteArgs};

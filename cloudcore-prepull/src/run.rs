@@ -94,7 +94,8 @@ pub fn main(cli: Cli) -> ExitCode {
         Command::Run(args) => block_on(run(*args)),
         Command::Crds(args) => commands::crds::run(&args, &mut stdout),
         Command::Plan(args) => block_on(async {
-            let outcome = commands::plan::run(&args, &mut stdout).await;
+            let connect = async |kubeconfig: Option<&std::path::Path>| cluster::client(kubeconfig).await;
+            let outcome = prepull_plan::run(&args, connect, &mut stdout).await;
             cluster::name_where_unreachable(outcome, args.kubeconfig.as_deref()).await
         }),
         Command::Token { cluster, command } => with_cluster(cluster, async |client, namespace| {

@@ -171,6 +171,33 @@ async fn a_bad_night_with_the_plugin() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_plan_needs_no_job_and_no_right_to_secrets() -> Result<()> {
+    let cluster = Cluster::own().await?;
+    cluster.edge_nodes(&["edge-1", "edge-2"]).await?;
+    cluster.registry_secret("shop", "harbor", &[("harbor.example", "alice", &password("alice"))]).await?;
+    cluster.apply_file(&workspace().join("manifests/kubectl-prepull/rbac.yaml")).await?;
+    let role = "--clusterrole=prepull-viewer";
+    cluster.kubectl(&["create", "clusterrolebinding", "view", role, "--user=view"]).await?;
+    let (me, viewer) = (Person::new(cluster.kubeconfig()), Person::new(&cluster.kubeconfig_as("view")?));
+    let image = "harbor.example/shop/web:v2";
+    let run = format!("run {image} --name planned --secret shop/harbor --dry-run");
+    let file = cluster.place().new_dir("plan")?.join("job.yaml");
+    std::fs::write(&file, me.runs(&run).await?.is(0, &[])?.out)?;
+    let plan = format!("plan -f {}", file.display());
+    let allow = "kubectl prepull allow shop/harbor planned";
+    me.runs(&plan).await?.is(1, &["edge-1,edge-2", image, "shop/harbor", allow, "no usable credentials"])?;
+    me.runs("allow shop/harbor planned").await?.is(0, &["now allows planned"])?;
+    me.runs(&plan).await?.is(0, &["edge-1,edge-2", image])?;
+    assert_eq!(me.runs(&format!("{plan} -o name")).await?.is(0, &[])?.out, "node/edge-1\nnode/edge-2\n");
+    let unread = "you lack the right to read secret shop/harbor";
+    viewer.runs(&plan).await?.is(0, &["edge-1,edge-2", image, unread])?;
+    me.runs("plan planned").await?.is(1, &["there is no ImagePrePullJob planned"])?;
+    std::fs::write(&file, std::fs::read_to_string(&file)?.replace("retryTimes", "retrytimes"))?;
+    me.runs(&plan).await?.is(1, &["retrytimes: unknown field: did you mean retryTimes?"])?;
+    Ok(())
+}
+
+#[tokio::test]
 async fn each_missing_right_is_named() -> Result<()> {
     let cluster = Cluster::own().await?; // without Kruise's definitions
     let _cloud = cloud_with_a_waiting_node(&cluster).await?;

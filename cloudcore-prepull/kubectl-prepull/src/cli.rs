@@ -11,6 +11,7 @@ use crate::commands::from::FromArgs;
 use crate::commands::list::ListArgs;
 use crate::commands::node::NodeArgs;
 use crate::commands::nodes::NodesArgs;
+use crate::commands::plan::PlanArgs;
 use crate::commands::run::RunArgs;
 use crate::commands::set::SetArgs;
 use crate::commands::sites::SitesArgs;
@@ -56,6 +57,8 @@ pub(crate) enum Command {
     Run(Box<RunArgs>),
     /// Make a job of the images of a workload that is about to be rolled out.
     From(Box<FromArgs>),
+    /// Show what a job would do: what each node would pull, from where, with which secret; --sizes for how much.
+    Plan(PlanArgs),
     /// List the jobs, with their phase and their nodes.
     #[command(visible_alias = "ls")]
     List(ListArgs),

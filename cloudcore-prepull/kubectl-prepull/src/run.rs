@@ -52,6 +52,7 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<Ended> {
     let outcome = match command {
         Command::Run(args) => commands::run::run(session, &cluster, &args).await,
         Command::From(args) => commands::from::run(session, &cluster, &args).await,
+        Command::Plan(args) => commands::plan::run(session, &cluster, &args).await,
         Command::List(args) => commands::list::run(session, &cluster, &args).await,
         Command::Set(args) => commands::set::run(session, &cluster, &args).await,
         Command::Allow(args) => commands::allow::run(session, &cluster, &args).await,

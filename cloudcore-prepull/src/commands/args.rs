@@ -9,13 +9,13 @@ use clap_complete::Shell;
 use ipnet::IpNet;
 use prepull_api::selector::Selector;
 use prepull_api::task::NodeName;
+use prepull_plan::{ConsentArgs, PlanArgs, SiteArgs};
 use prepull_program::log::LogArgs;
 
 use crate::commands::ca::CaCommand;
+use crate::commands::memory::parse_memory;
 use crate::commands::node::NodeCommand;
 use crate::commands::otlp_endpoint::OtlpEndpoint;
-use crate::commands::plan::PlanArgs;
-use crate::commands::shared_args::{ConsentArgs, SiteArgs, parse_memory};
 use crate::commands::token::TokenCommand;
 use crate::kube_api::leader::{Timing, TimingError};
 

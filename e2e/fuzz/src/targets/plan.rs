@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 use std::io::Write as _;
 
-use cloudcore_prepull::{ConsentArgs, Output, PlanArgs, SiteArgs, SizeArgs, print_plan};
 use futures::FutureExt;
+use prepull_plan::{ConsentArgs, Output, PlanArgs, SiteArgs, SizeArgs, run as print_plan};
 use serde_json::Value;
 use tempfile::NamedTempFile;
 
@@ -23,7 +23,9 @@ pub(crate) fn run(input: &[u8]) {
             let args = PlanArgs { job, nodes, secrets, consent, sizes, sites, output, kubeconfig: None };
             let mut printed = Vec::new();
             // Without a cluster the command has nothing to wait for.
-            let outcome = print_plan(&args, &mut printed).now_or_never().expect("the command waits");
+            let no_cluster = async |_: Option<&std::path::Path>| Err(anyhow::anyhow!("there is no cluster"));
+            let outcome =
+                print_plan(&args, no_cluster, &mut printed).now_or_never().expect("the command waits");
             (String::from_utf8(printed).expect("text"), outcome.map_err(|error| format!("{error:#}")))
         };
         let (json, outcome) = print(Output::Json);

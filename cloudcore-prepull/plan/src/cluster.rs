@@ -15,7 +15,8 @@ use super::Secrets;
 /// The most nodes in one page, which is also kubectl's chunk size.
 const PAGE: u32 = 500;
 
-pub(super) async fn list_nodes(client: &Client) -> anyhow::Result<Vec<NodeView>> {
+/// Lists the Nodes of the cluster, page by page.
+pub async fn list_nodes(client: &Client) -> anyhow::Result<Vec<NodeView>> {
     let api: Api<Node> = Api::all(client.clone());
     let mut nodes = Vec::new();
     let mut page = ListParams::default().limit(PAGE);

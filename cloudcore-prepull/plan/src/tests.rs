@@ -78,6 +78,10 @@ data:
   .dockercfg: eyJvdGhlci5pbyI6eyJhdXRoIjoiZFRwdyJ9fQ==
 "#;
 
+async fn no_cluster(_: Option<&Path>) -> anyhow::Result<Client> {
+    anyhow::bail!("there is no cluster")
+}
+
 /// Runs the command on files with these contents; returns what it prints, or else its error.
 async fn plan_of(job: &str, nodes: &str, secrets: Option<&str>, output: Output) -> Result<String, String> {
     let (printed, result) = run_on(job, nodes, secrets, output).await;
@@ -119,7 +123,7 @@ async fn run_with(
         kubeconfig: None,
     };
     let mut stdout = Vec::new();
-    let result = run(&args, &mut stdout).await;
+    let result = run(&args, no_cluster, &mut stdout).await;
     let dir = format!("{}/", dir.path().display());
     (String::from_utf8(stdout).unwrap(), result.map_err(|error| format!("{error:#}").replace(&dir, "")))
 }
@@ -501,7 +505,7 @@ async fn an_error_names_its_file() {
         output: Output::Json,
         kubeconfig: None,
     };
-    let error = run(&missing, &mut Vec::new()).await.unwrap_err();
+    let error = run(&missing, no_cluster, &mut Vec::new()).await.unwrap_err();
     assert!(format!("{error:#}").starts_with("reading /no/such/file: No such file"), "{error:#}");
 }
 
@@ -671,7 +675,7 @@ async fn a_sharing_node_without_site_is_a_warning() {
 /// Users copy the examples, so each of them must work as it is.
 #[test]
 fn samples_and_documented_examples_are_valid() {
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let files = |folder: &str| {
         let files = std::fs::read_dir(root.join(folder)).unwrap().flatten().map(|file| file.path());
         files.filter(|path| path.is_file()).map(|path| (path.clone(), std::fs::read_to_string(path).unwrap()))

@@ -1,4 +1,5 @@
-//! The command `cloudcore-prepull plan`: what the controller would do with a job, and why it skips nodes.
+//! The plan of a job: what the controller would do with it, and why it skips nodes. It's the command `plan` of
+//! cloudcore-prepull and of the plugin.
 //!
 //! ```text
 //! files or cluster ─▶ manifests, cluster ─▶ validate ─▶ plan ─▶ resolve_key ─▶ Report ─▶ table, json, yaml
@@ -8,10 +9,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
+use kube::Client;
+use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::credentials::{RegistryPattern, SecretUser};
 use prepull_api::overriders::SecretRef;
 use prepull_api::task::{NodeName, PullPolicy};
@@ -24,8 +27,7 @@ use prepull_engine::shared::node_view::NodeView;
 use prepull_registry::manifest::Platform;
 use serde::Serialize;
 
-use crate::commands::shared_args::{ConsentArgs, SiteArgs};
-
+mod args;
 mod cluster;
 mod definition;
 mod download;
@@ -36,7 +38,10 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+pub use args::{ConsentArgs, SiteArgs};
+pub use cluster::list_nodes;
 use download::DownloadReport;
+pub use manifests::read_job;
 use sites::SiteReport;
 pub use sizes::SizeArgs;
 use sizes::{ImageSize, NodeSize, Sizes, platform_of};
@@ -98,7 +103,7 @@ pub enum Output {
 /// The plan as it is printed, without credentials.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Report {
+pub struct Report {
     nodes: Vec<NodeReport>,
     /// Empty if no node has a site.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -148,6 +153,50 @@ struct SkippedReport {
 
 type Secrets = BTreeMap<SecretRef, SecretLookup>;
 
+/// A job, and how cloudcore-prepull would look at it.
+pub struct Request<'a> {
+    /// The job.
+    pub job: &'a ImagePrePullJob,
+    /// Whether secrets need their owners' consent.
+    pub consent: ConsentArgs,
+    /// Whether and how sizes are asked for.
+    pub sizes: &'a SizeArgs,
+    /// How nodes are grouped into sites.
+    pub sites: &'a SiteArgs,
+}
+
+/// Where the secrets of the images are read.
+pub enum SecretSource<'a> {
+    /// Nowhere: no credentials are checked.
+    None,
+    /// In a file.
+    File(&'a Path),
+    /// In the cluster, with the rights of cloudcore-prepull.
+    Cluster(&'a Client),
+    /// In the cluster, with the rights of a person: nothing is said of the credentials in those that they may not read.
+    Person(&'a Client),
+}
+
+/// What is known of the secrets.
+struct KnownSecrets<'a> {
+    secrets: &'a Secrets,
+    /// Those that the person may not read.
+    unread: &'a BTreeSet<SecretRef>,
+    /// Needs the consent of their owners.
+    user: Option<SecretUser<'a>>,
+}
+
+impl KnownSecrets<'_> {
+    /// Whether all of these were read.
+    fn has_read(&self, secrets: &[SecretRef]) -> bool {
+        !secrets.iter().any(|secret| self.unread.contains(secret))
+    }
+
+    fn lookup(&self, secret: &SecretRef) -> SecretLookup {
+        self.secrets.get(secret).cloned().unwrap_or(SecretLookup::Missing)
+    }
+}
+
 /// An image with what its secrets have for it; `None` where they are not known.
 struct Keyed<'a> {
     planned: &'a PlannedImage,
@@ -158,12 +207,12 @@ struct Keyed<'a> {
 struct KeyedPlans<'a>(BTreeMap<*const NodePlan, Vec<Keyed<'a>>>);
 
 impl<'a> KeyedPlans<'a> {
-    fn new(plan: &'a Plan, secrets: Option<&Secrets>, user: Option<SecretUser<'_>>) -> Self {
+    fn new(plan: &'a Plan, known: Option<&KnownSecrets<'_>>) -> Self {
         let mut plans = BTreeMap::new();
         for (_, node) in &plan.nodes {
-            plans.entry(Arc::as_ptr(node)).or_insert_with(|| {
-                node.images.iter().map(|planned| Keyed::new(planned, secrets, user)).collect()
-            });
+            plans
+                .entry(Arc::as_ptr(node))
+                .or_insert_with(|| node.images.iter().map(|planned| Keyed::new(planned, known)).collect());
         }
         Self(plans)
     }
@@ -173,72 +222,120 @@ impl<'a> KeyedPlans<'a> {
     }
 }
 
-/// Runs the command. A refused job is an error; so is, after the plan, an image without usable credentials.
-pub async fn run(args: &PlanArgs, stdout: &mut (impl Write + Send)) -> anyhow::Result<()> {
+/// Runs the command of cloudcore-prepull. A refused job is an error; so is, after the plan, an image without usable
+/// credentials. `connect`: makes a client of the kubeconfig.
+pub async fn run(
+    args: &PlanArgs,
+    connect: impl AsyncFnOnce(Option<&Path>) -> anyhow::Result<Client>,
+    stdout: &mut (impl Write + Send),
+) -> anyhow::Result<()> {
     let PlanArgs { job, nodes, secrets, consent, sizes, sites, output, kubeconfig } = args;
-    let sites = sites.settings();
-    let job = manifests::read_job(job)?;
-    let job = validate(&job).map_err(|refusal| anyhow::anyhow!("the job is refused: {refusal}"))?;
-
-    let given_secrets = secrets.as_deref().map(manifests::read_secrets).transpose()?;
-    let cluster = match nodes {
+    let job = read_job(job)?;
+    let request = Request { job: &job, consent: *consent, sizes, sites };
+    request.validate()?;
+    let client = match nodes {
         Some(_) => None,
-        None => Some(crate::kube_api::cluster::client(kubeconfig.as_deref()).await?),
+        None => Some(connect(kubeconfig.as_deref()).await?),
     };
-    let nodes: Vec<NodeView> = match (nodes, &cluster) {
+    let source = match (secrets, &client) {
+        (Some(file), _) => SecretSource::File(file),
+        (None, Some(client)) => SecretSource::Cluster(client),
+        (None, None) => SecretSource::None,
+    };
+    let nodes = match (nodes, &client) {
         (Some(file), _) => manifests::read_nodes(file)?,
-        (None, Some(client)) => cluster::list_nodes(client).await?,
+        (None, Some(client)) => list_nodes(client).await?,
         (None, None) => Vec::new(), // impossible: without a file there is a client
     };
-    let nodes: BTreeMap<NodeName, NodeView> =
-        nodes.into_iter().map(|node| (node.name.clone(), node)).collect();
-
-    let plan = plan(&job, &nodes).map_err(|refusal| anyhow::anyhow!("the job is refused: {refusal}"))?;
-    let secrets = match (given_secrets, &cluster) {
-        (Some(secrets), _) => Some(secrets),
-        (None, Some(client)) => Some(cluster::read_secrets(client, secret_names(&job, &plan)).await),
-        (None, None) => None,
-    };
-    let user = consent.require_secret_consent.then_some(SecretUser::Job(&job.name));
-    let mut warnings = find_warnings(&job, &nodes, &plan);
-    warnings.extend(sites::warning(&job.download, &sites, &plan, &nodes));
-    let keyed = KeyedPlans::new(&plan, secrets.as_ref(), user);
-    let platforms = sizes.sizes.then(|| platforms(&plan, &nodes));
-    let sizes = match &platforms {
-        Some(platforms) => {
-            let each = plan.nodes.iter().zip(platforms);
-            // Nodes that share plan and platform ask the same.
-            let distinct: BTreeMap<_, _> = each
-                .map(|((_, node), platform)| {
-                    ((Arc::as_ptr(node), platform), (keyed.of(node), platform.clone()))
-                })
-                .collect();
-            Some(Sizes::ask(sizes, distinct.into_values()).await)
-        }
-        None => None,
-    };
-    let sizes = sizes.as_ref().zip(platforms.as_deref());
-    let sites = sites::report(&job.download, &sites, &plan, &nodes, &keyed, sizes);
-    let nodes = build_nodes(&plan, &keyed, sizes);
-    let download = download::report(&job.download, secrets.as_ref(), user);
-    let skipped = plan.skipped.iter();
-    let skipped = skipped
-        .map(|node| SkippedReport { name: node.node_name.clone(), reason: node.reason.clone() })
-        .collect();
-    let report = Report { nodes, sites, download, skipped, warnings };
+    let report = request.plan(nodes, source).await?;
     print(&report, *output, stdout).context("writing the plan to stdout")?;
-    let without: BTreeSet<&str> = report
-        .nodes
-        .iter()
-        .flat_map(|node| &node.images)
-        .filter(|image| image.error.is_some())
-        .map(|image| image.image.as_str())
-        .collect();
-    ensure!(without.is_empty(), "no usable credentials for {}", Vec::from_iter(without).join(", "));
-    let verify = report.download.as_ref().and_then(|download| download.verify.as_ref());
-    let unusable = verify.and_then(|verify| verify.error.as_ref());
-    ensure!(unusable.is_none(), "no usable keys in spec.verify: {}", unusable.map_or("", String::as_str));
-    Ok(())
+    report.check()
+}
+
+impl Request<'_> {
+    fn validate(&self) -> anyhow::Result<ValidatedJob> {
+        validate(self.job).map_err(|refusal| anyhow::anyhow!("the job is refused: {refusal}"))
+    }
+
+    /// Plans the job for these nodes. A refused job is an error.
+    pub async fn plan(&self, nodes: Vec<NodeView>, source: SecretSource<'_>) -> anyhow::Result<Report> {
+        let (job, sites) = (self.validate()?, self.sites.settings());
+        let nodes: BTreeMap<NodeName, NodeView> =
+            nodes.into_iter().map(|node| (node.name.clone(), node)).collect();
+        let plan = plan(&job, &nodes).map_err(|refusal| anyhow::anyhow!("the job is refused: {refusal}"))?;
+        let names = secret_names(&job, &plan);
+        let (secrets, unread) = match source {
+            SecretSource::None => (None, BTreeSet::new()),
+            SecretSource::File(file) => (Some(manifests::read_secrets(file)?), BTreeSet::new()),
+            SecretSource::Cluster(client) => {
+                (Some(cluster::read_secrets(client, names).await), BTreeSet::new())
+            }
+            SecretSource::Person(client) => {
+                let mut secrets = cluster::read_secrets(client, names).await;
+                let forbidden =
+                    secrets.extract_if(.., |_, found| matches!(found, SecretLookup::Forbidden(_)));
+                let unread = forbidden.map(|(name, _)| name).collect();
+                (Some(secrets), unread)
+            }
+        };
+        let user = self.consent.require_secret_consent.then_some(SecretUser::Job(&job.name));
+        let known = secrets.as_ref().map(|secrets| KnownSecrets { secrets, unread: &unread, user });
+        let mut warnings = find_warnings(&job, &nodes, &plan);
+        warnings.extend(sites::warning(&job.download, &sites, &plan, &nodes));
+        warnings.extend(unread.iter().map(|secret| {
+            format!(
+                "you lack the right to read secret {secret}: whether it has the credentials was not checked"
+            )
+        }));
+        let keyed = KeyedPlans::new(&plan, known.as_ref());
+        let platforms = self.sizes.sizes.then(|| platforms(&plan, &nodes));
+        let sizes = match &platforms {
+            Some(platforms) => {
+                let each = plan.nodes.iter().zip(platforms);
+                // Nodes that share plan and platform ask the same.
+                let distinct: BTreeMap<_, _> = each
+                    .map(|((_, node), platform)| {
+                        ((Arc::as_ptr(node), platform), (keyed.of(node), platform.clone()))
+                    })
+                    .collect();
+                Some(Sizes::ask(self.sizes, distinct.into_values()).await)
+            }
+            None => None,
+        };
+        let sizes = sizes.as_ref().zip(platforms.as_deref());
+        let sites = sites::report(&job.download, &sites, &plan, &nodes, &keyed, sizes);
+        let nodes = build_nodes(&plan, &keyed, sizes);
+        let download = download::report(&job.download, known.as_ref());
+        let skipped = plan.skipped.iter();
+        let skipped = skipped
+            .map(|node| SkippedReport { name: node.node_name.clone(), reason: node.reason.clone() })
+            .collect();
+        Ok(Report { nodes, sites, download, skipped, warnings })
+    }
+}
+
+impl Report {
+    /// The plan as a table for people.
+    pub fn to_table(&self) -> String {
+        table::render(self)
+    }
+
+    /// The names of the nodes that would pull.
+    pub fn nodes(&self) -> impl Iterator<Item = &str> {
+        self.nodes.iter().map(|node| node.name.as_str())
+    }
+
+    /// Fails if an image has no usable credentials, or if the keys for signatures are of no use.
+    pub fn check(&self) -> anyhow::Result<()> {
+        let images = self.nodes.iter().flat_map(|node| &node.images);
+        let without: BTreeSet<&str> =
+            images.filter(|image| image.error.is_some()).map(|image| image.image.as_str()).collect();
+        ensure!(without.is_empty(), "no usable credentials for {}", Vec::from_iter(without).join(", "));
+        let verify = self.download.as_ref().and_then(|download| download.verify.as_ref());
+        let unusable = verify.and_then(|verify| verify.error.as_ref());
+        ensure!(unusable.is_none(), "no usable keys in spec.verify: {}", unusable.map_or("", String::as_str));
+        Ok(())
+    }
 }
 
 /// Overriders that match none of the nodes, registry secrets that match none of the images, and names without a Node:
@@ -309,10 +406,10 @@ fn build_nodes(plan: &Plan, keyed: &KeyedPlans<'_>, sizes: Option<(&Sizes, &[Pla
 }
 
 impl<'a> Keyed<'a> {
-    fn new(planned: &'a PlannedImage, known: Option<&Secrets>, user: Option<SecretUser<'_>>) -> Self {
+    fn new(planned: &'a PlannedImage, known: Option<&KnownSecrets<'_>>) -> Self {
+        let known = known.filter(|known| known.has_read(&planned.secrets));
         let resolved = known.map(|known| {
-            let lookup = |secret: &SecretRef| known.get(secret).cloned().unwrap_or(SecretLookup::Missing);
-            resolve_key(&planned.secrets, &planned.pull, user, lookup)
+            resolve_key(&planned.secrets, &planned.pull, known.user, |secret| known.lookup(secret))
         });
         Self { planned, resolved }
     }

@@ -32,7 +32,7 @@ struct Object {
 }
 
 /// Reads the only job in a file.
-pub(super) fn read_job(file: &Path) -> anyhow::Result<ImagePrePullJob> {
+pub fn read_job(file: &Path) -> anyhow::Result<ImagePrePullJob> {
     let objects = read_objects(file)?;
     let mut jobs = Vec::new();
     let mut others = BTreeMap::new();

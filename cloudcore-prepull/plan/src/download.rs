@@ -1,14 +1,13 @@
 //! The plan's section on downloads: rate cap, windows, pin and signatures.
 
-use prepull_api::credentials::SecretUser;
 use prepull_api::download::VerificationMode;
 use prepull_api::overriders::SecretRef;
-use prepull_engine::prepull::plan::{SecretLookup, resolve_verification};
+use prepull_engine::prepull::plan::resolve_verification;
 use prepull_engine::prepull::validate::{DownloadPolicy, VerifyPolicy};
 use prepull_window::{write_duration, write_window};
 use serde::Serialize;
 
-use super::Secrets;
+use super::KnownSecrets;
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -42,11 +41,7 @@ pub(super) struct VerifyReport {
 }
 
 /// `None` if the job doesn't set it.
-pub(super) fn report(
-    policy: &DownloadPolicy,
-    known: Option<&Secrets>,
-    user: Option<SecretUser<'_>>,
-) -> Option<DownloadReport> {
+pub(super) fn report(policy: &DownloadPolicy, known: Option<&KnownSecrets<'_>>) -> Option<DownloadReport> {
     if *policy == DownloadPolicy::default() {
         return None;
     }
@@ -58,18 +53,14 @@ pub(super) fn report(
         pin: *pin,
         share_within_site: *share,
         max_site_rate: max_site_rate.map(std::num::NonZeroU64::get),
-        verify: verify.as_ref().map(|verify| verify_report(verify, known, user)),
+        verify: verify.as_ref().map(|verify| verify_report(verify, known)),
     })
 }
 
-fn verify_report(
-    policy: &VerifyPolicy,
-    known: Option<&Secrets>,
-    user: Option<SecretUser<'_>>,
-) -> VerifyReport {
+fn verify_report(policy: &VerifyPolicy, known: Option<&KnownSecrets<'_>>) -> VerifyReport {
+    let known = known.filter(|known| known.has_read(&policy.keys));
     let error = known.and_then(|known| {
-        let lookup = |secret: &SecretRef| known.get(secret).cloned().unwrap_or(SecretLookup::Missing);
-        let details = resolve_verification(policy, user, lookup).details;
+        let details = resolve_verification(policy, known.user, |secret| known.lookup(secret)).details;
         (!details.is_empty()).then(|| details.join("; "))
     });
     VerifyReport {

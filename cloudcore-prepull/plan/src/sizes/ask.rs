@@ -34,7 +34,7 @@ pub(super) async fn ask_all(
             dirs: args.registry_config_path.iter().cloned().collect(),
             ..HostsFiles::default()
         },
-        user_agent: concat!("cloudcore-prepull/", env!("CARGO_PKG_VERSION")).to_owned(),
+        user_agent: concat!("prepull-plan/", env!("CARGO_PKG_VERSION")).to_owned(),
         proxies: Proxies::from_env(),
         time: None,
     });
