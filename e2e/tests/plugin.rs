@@ -1,7 +1,7 @@
 //! `kubectl prepull` against a real cluster: a first day, and a bad night.
 
 use std::collections::BTreeSet;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kube::api::{Api, ObjectMeta, PostParams};
 use prepull_api::crd::job::ImagePrePullJobSpec;
@@ -167,6 +167,51 @@ async fn a_bad_night_with_the_plugin() -> Result<()> {
     me.runs("status odd --watch --timeout 1m").await?.is(1, &["failureTolerate", "kubectl edit ippj odd"])?;
     me.runs("retry odd").await?.is(1, &["job odd was refused", "failureTolerate"])?;
     me.runs("status other").await?.is(1, &["there is no ImagePrePullJob other", "kubectl prepull list"])?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_pause_frees_the_uplink_and_keeps_bytes() -> Result<()> {
+    const SIZE: u64 = 24 * MIB;
+    let site = Site::start().await?;
+    let mut node = site.node("edge-1").await?.await?;
+    let me = Person::new(site.cluster.kubeconfig());
+    let (image, reference) = site.image("paused", &[SIZE])?;
+    let layer = image.blobs().last().context("no layer")?;
+    site.link.throttle(Some(2 * MIB));
+    // The time of the node would be over during the pause.
+    let job = site.job("paused").images([&reference]).on(["edge-1"]).timeout_seconds(20).apply().await?;
+    eventually("it downloads", SOON, async || {
+        let fetched = site.link.bytes_of(layer);
+        ensure!(fetched > MIB, "{fetched} bytes");
+        Ok(())
+    })
+    .await?;
+    me.runs("pause paused").await?.is(0, &["paused paused: its downloads stop"])?;
+    job.until("the node has stopped", |status| {
+        let waits = status.node("edge-1").is_some_and(|node| node.reason == "waits: its job is paused");
+        waits && status.reason.starts_with("paused since 20")
+    })
+    .await?;
+    me.runs("status paused")
+        .await?
+        .is(0, &["Paused", "1 node at work keep", "kubectl prepull resume paused"])?;
+    me.runs("why edge-1 paused").await?.is(1, &["✗ job paused is paused: nothing of it is downloaded"])?;
+    me.runs("pause paused").await?.is(0, &["is paused already"])?;
+    let before = site.link.bytes_of(layer);
+    tokio::time::sleep(Duration::from_secs(15)).await;
+    assert_eq!(site.link.bytes_of(layer), before, "the uplink is not free");
+    // It comes back to a job that is still paused.
+    node.restart_agent()?;
+    node.is_connected().await?;
+    assert_eq!(site.link.bytes_of(layer), before);
+    me.runs("resume paused").await?.is(0, &["paused resumed"])?;
+    let status = job.completes().await?;
+    let record = status.image("edge-1", &reference).context("no image")?;
+    assert_eq!(record.attempts, 1, "{record:?}");
+    let fetched = site.link.bytes_of(layer);
+    ensure!(fetched <= SIZE + SIZE / 4, "{fetched} bytes of {SIZE}: it began again");
+    me.runs("pause paused").await?.is(1, &["there is nothing to pause"])?;
     Ok(())
 }
 

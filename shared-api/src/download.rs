@@ -27,6 +27,7 @@ pub const MAX_ZONE_NAME: usize = 64;
 /// How a task may download.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[allow(clippy::struct_excessive_bools, reason = "the fields of a message")]
 pub struct DownloadTerms {
     /// Bytes a second of this task on the node. Absent: only the cap of the node counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -52,6 +53,9 @@ pub struct DownloadTerms {
     /// That limit, for a node that helps itself because its time runs out. Absent: it has none, or the cloud is of release 0.1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub site_rate: Option<NonZeroU64>,
+    /// Whether the job is paused. Its windows are then [`Window::never`], by which earlier agents stop as well.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub paused: bool,
 }
 
 impl DownloadTerms {
@@ -100,6 +104,18 @@ pub struct Window {
     pub duration: Duration,
     /// The time zone of `start`.
     pub time_zone: Zone,
+}
+
+impl Window {
+    /// A window that never opens: on a day that never comes.
+    pub fn never() -> Self {
+        Self {
+            days: vec![Weekday::Other],
+            start: TimeOfDay { hour: 0, minute: 0 },
+            duration: Duration::from_secs(60),
+            time_zone: Zone::Named("UTC".to_owned()),
+        }
+    }
 }
 
 /// A day of the week, as `spec.windows[].days` spells it.

@@ -86,7 +86,15 @@ Example:
     /// Start no further node of a job; those that have started go on to their end.
     #[command(after_help = "Example:\n  kubectl prepull suspend spring-release")]
     Suspend(OwnJob),
-    /// Let a suspended job go on.
+    /// Stop the downloads of a job, and start no further node; what has been downloaded is kept.
+    #[command(after_help = "\
+The uplink is free within seconds, where a node is connected; one that is not connected learns it when it comes back. `resume`
+lets all go on where they stopped, and each node has its whole time again. `suspend` leaves nodes at work.
+
+Example:
+  kubectl prepull pause spring-release")]
+    Pause(OwnJob),
+    /// Let a suspended or paused job go on.
     #[command(after_help = "Example:\n  kubectl prepull resume spring-release")]
     Resume(OwnJob),
     /// End a job now: nodes that are pulling stop, and no further one starts.

@@ -50,6 +50,7 @@ mod commands {
     pub(crate) mod list;
     pub(crate) mod node;
     pub(crate) mod nodes;
+    pub(crate) mod pause;
     pub(crate) mod plan;
     pub(crate) mod resume;
     pub(crate) mod retry;

@@ -42,7 +42,8 @@ const fn of_cluster(
     Right { verb, group, resource, subresource: "", name: "", place: Where::Cluster, commands, is_look: true }
 }
 
-pub(crate) const CHANGE: Right = of_jobs("patch", "set, retry, verify, suspend, resume, cancel", false);
+pub(crate) const CHANGE: Right =
+    of_jobs("patch", "set, retry, verify, suspend, pause, resume, cancel", false);
 
 static RIGHTS: [Right; 9] = [
     of_jobs("get", "status, failures, why", true),

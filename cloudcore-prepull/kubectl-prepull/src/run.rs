@@ -62,6 +62,7 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<Ended> {
         Command::Retry(args) => commands::retry::run(session, &cluster, &args).await,
         Command::Verify(args) => commands::verify::run(session, &cluster, &args).await,
         Command::Suspend(args) => commands::suspend::run(session, &cluster, &args).await,
+        Command::Pause(args) => commands::pause::run(session, &cluster, &args).await,
         Command::Resume(args) => commands::resume::run(session, &cluster, &args).await,
         Command::Cancel(args) => commands::cancel::run(session, &cluster, &args).await,
         Command::Nodes(args) => commands::nodes::run(session, &cluster, &args).await,

@@ -89,7 +89,7 @@ fn same(there: &ImagePrePullJob, wanted: &ImagePrePullJob) -> anyhow::Result<()>
     let [before, after] = [there, wanted].map(|job| {
         let mut spec = job.spec.clone();
         // What is done to a job later.
-        (spec.suspend, spec.retry, spec.recheck) = (false, 0, 0);
+        (spec.suspend, spec.pause, spec.retry, spec.recheck) = (false, false, 0, 0);
         serde_json::to_value(spec).unwrap_or_default()
     });
     let mut fields = Vec::new();
@@ -210,7 +210,10 @@ mod tests {
         let wanted = job(json!(["a:1"]), json!({}));
         let said = |there: ImagePrePullJob| same(&there, &wanted).map_err(|error| error.to_string());
         assert_eq!(said(wanted.clone()), Ok(()));
-        assert_eq!(said(job(json!(["a:1"]), json!({"retry": 2, "recheck": 1, "suspend": true}))), Ok(()));
+        assert_eq!(
+            said(job(json!(["a:1"]), json!({"retry": 2, "recheck": 1, "suspend": true, "pause": true}))),
+            Ok(())
+        );
         let other = said(job(json!(["a:2"]), json!({"download": {"maxRate": "1Mi"}}))).unwrap_err();
         let fields = "(spec.download, spec.imagePrePullTemplate.images)";
         assert!(other.contains(fields) && other.contains("kubectl prepull set web"), "{other}");

@@ -20,6 +20,9 @@ pub(super) struct DownloadReport {
     windows: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     window_jitter: Option<String>,
+    /// Whether nothing is downloaded until the job is resumed.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    paused: bool,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pin: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -45,11 +48,12 @@ pub(super) fn report(policy: &DownloadPolicy, known: Option<&KnownSecrets<'_>>) 
     if *policy == DownloadPolicy::default() {
         return None;
     }
-    let DownloadPolicy { max_rate, windows, jitter, pin, verify, share, max_site_rate } = policy;
+    let DownloadPolicy { max_rate, windows, paused, jitter, pin, verify, share, max_site_rate } = policy;
     Some(DownloadReport {
         max_rate: max_rate.map(std::num::NonZeroU64::get),
         windows: windows.iter().map(write_window).collect(),
         window_jitter: (!jitter.is_zero() && !windows.is_empty()).then(|| write_duration(*jitter)),
+        paused: *paused,
         pin: *pin,
         share_within_site: *share,
         max_site_rate: max_site_rate.map(std::num::NonZeroU64::get),
@@ -75,13 +79,24 @@ fn verify_report(policy: &VerifyPolicy, known: Option<&KnownSecrets<'_>>) -> Ver
 
 /// One line for people per setting of the job.
 pub(super) fn lines(report: &DownloadReport) -> Vec<String> {
-    let DownloadReport { max_rate, windows, window_jitter, pin, verify, share_within_site, max_site_rate } =
-        report;
+    let DownloadReport {
+        max_rate,
+        windows,
+        window_jitter,
+        paused,
+        pin,
+        verify,
+        share_within_site,
+        max_site_rate,
+    } = report;
     let mut lines = Vec::new();
     lines.extend(max_rate.map(|rate| format!("download: at most {rate} bytes a second on each node")));
     if !windows.is_empty() {
         let jitter = window_jitter.as_ref().map(|jitter| format!(", each node up to {jitter} later"));
         lines.push(format!("windows: {}{}", windows.join("; "), jitter.unwrap_or_default()));
+    }
+    if *paused {
+        lines.push("pause: nothing is downloaded until the job is resumed".to_owned());
     }
     if *pin {
         lines.push("pin: the images are kept from the kubelet's garbage collection".to_owned());

@@ -45,6 +45,8 @@ pub(crate) struct Check {
     start_times: BTreeMap<JobUid, u64>,
     /// When the active time of each job began to count at the latest.
     active_since: BTreeMap<JobUid, u64>,
+    /// When the last pause of a job ended, as the leader knows it.
+    resumed: BTreeMap<JobUid, u64>,
     /// Whether Nodes were deleted.
     pub(crate) has_deleted_nodes: bool,
     /// Jobs that are over for the cloudcore that runs, whether or not it has written so.

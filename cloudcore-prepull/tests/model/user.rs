@@ -242,7 +242,7 @@ impl World {
             } else {
                 edits::edit_or_recheck(spec, edges, rng, is_rechecked);
             }
-            spec.suspend = false;
+            (spec.suspend, spec.pause) = (false, false);
         });
         self.note_spec(&uid);
     }
@@ -274,7 +274,7 @@ impl World {
             }
             self.api.edit(&uid, |spec| {
                 *spec = good;
-                spec.suspend = false;
+                (spec.suspend, spec.pause) = (false, false);
             });
             self.note_spec(&uid);
         }

@@ -52,6 +52,10 @@ pub struct ImagePrePullJobSpec {
     /// While this is true, no further node starts; nodes that have started finish.
     #[serde(default, skip_serializing_if = "is_false")]
     pub suspend: bool,
+    /// While this is true, no further node starts, and those that have started stop downloading and keep what they have;
+    /// what has arrived is still unpacked. When it ends, they go on, and each has its whole timeoutSeconds again.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub pause: bool,
     /// Ends the job for good: running pulls are stopped, no further node starts, suspended or not, and the job becomes a
     /// Failure with the reason Cancelled. It can't be taken back, and no round or re-check begins any more. A job that has
     /// ended keeps its phase. Default false.

@@ -403,7 +403,7 @@ fn download_terms_are_optional_and_stable() {
             verify: Some(verify(VerificationMode::Enforce, None)),
             share: true,
             site_limited: true,
-            site_rate: None,
+            ..DownloadTerms::default()
         }),
         &[
             head,
@@ -422,6 +422,16 @@ fn download_terms_are_optional_and_stable() {
         &format!(
             r#"{head},"download":{{"verify":{{"mode":"Warn","keys":["PEM"],"unavailable":"no such secret"}}}}}}"#
         ),
+    );
+    let paused = DownloadTerms { windows: vec![Window::never()], paused: true, ..DownloadTerms::default() };
+    assert_frame(
+        &assign(paused),
+        &[
+            head,
+            r#","download":{"windows":[{"days":["Other"],"start":"00:00","duration":60000,"timeZone":"UTC"}],"#,
+            r#""paused":true}}"#,
+        ]
+        .concat(),
     );
 }
 

@@ -8,7 +8,7 @@ use prepull_api::crd::status::{MAX_NODES_IN_STATUS, NodePhase, NodeStatus, Summa
 /// Number of the first attempt in the first run of a job.
 pub const FIRST_ATTEMPT: u32 = 1;
 
-pub(crate) use self::conditions::{FAILED, FINISHED, SUSPENDED};
+pub(crate) use self::conditions::{FAILED, FINISHED, PAUSED, SUSPENDED};
 pub use self::conditions::{OtherSpec, Situation, conditions};
 
 /// Bytes of `nodeStatus` as JSON, at most: with what else is in the object it stays below the 256 KiB that an

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
 use prepull_api::crd::status::NodeClock;
 use prepull_api::download::{DownloadTerms, MAX_WINDOWS, Verification, Window, Zone};
 use prepull_api::task::{JobUid, NodeName};
@@ -17,13 +18,26 @@ pub struct WindowRule {
     windows: Vec<Window>,
     jitter: Duration,
     job: JobUid,
+    /// Since when the time of nodes counts, where the job was paused before.
+    counts_from: Option<Timestamp>,
 }
 
 impl WindowRule {
     /// The rule in the job's spec.
     pub fn of(job: &ValidatedJob) -> Self {
         let download = &job.download;
-        Self { windows: download.windows.clone(), jitter: download.jitter, job: job.uid.clone() }
+        let windows = if download.paused { vec![Window::never()] } else { download.windows.clone() };
+        Self { windows, jitter: download.jitter, job: job.uid.clone(), counts_from: None }
+    }
+
+    /// Counts no time before the job's last pause ended.
+    pub(crate) fn resumed_at(self, resumed: Option<Timestamp>) -> Self {
+        Self { counts_from: resumed, ..self }
+    }
+
+    /// From when the time of a node counts that began at this moment.
+    pub(crate) fn counted_from(&self, started: Timestamp) -> Timestamp {
+        self.counts_from.map_or(started, |resumed| resumed.max(started))
     }
 
     /// How much later than others this node begins in each window: for one node of a job always the same.
@@ -91,15 +105,17 @@ pub fn terms(
 ) -> DownloadTerms {
     let download = &job.download;
     let share = download.share.unwrap_or(by_default);
+    let rule = WindowRule::of(job);
     DownloadTerms {
         max_rate: download.max_rate,
-        windows: download.windows.clone(),
-        delay: WindowRule::of(job).delay(node.as_str()),
+        delay: rule.delay(node.as_str()),
+        windows: rule.windows,
         pin: download.pin,
         verify,
         share,
         site_limited: share && download.max_site_rate.is_some(),
         site_rate: download.max_site_rate.filter(|_| share),
+        paused: download.paused,
     }
 }
 
@@ -112,7 +128,18 @@ mod tests {
             windows: vec![parse_window("01:00+4h").unwrap()],
             jitter: Duration::from_secs(jitter),
             job: JobUid("uid".to_owned()),
+            counts_from: None,
         }
+    }
+
+    #[test]
+    fn a_paused_job_opens_nowhere() {
+        let paused = WindowRule { windows: vec![Window::never()], ..rule(0) };
+        let now = Timestamp::UNIX_EPOCH;
+        assert_eq!(paused.openings_of_job("edge-1", &NodeClock::default()).next_open(now), None);
+        let later = Timestamp::from_second(600).unwrap();
+        let resumed = rule(0).resumed_at(Some(later));
+        assert_eq!((resumed.counted_from(now), rule(0).counted_from(now)), (later, now));
     }
 
     #[test]

@@ -88,6 +88,8 @@ pub struct ValidatedJob {
 pub struct RunPolicy {
     /// Whether no further node may start.
     pub suspend: bool,
+    /// Whether nodes that have started may not download either.
+    pub paused: bool,
     /// Whether the job ends now.
     pub cancel: bool,
     /// How long the whole job may take.
@@ -211,6 +213,7 @@ fn run_policy(spec: &ImagePrePullJobSpec) -> Result<RunPolicy, Refusal> {
         image_pre_pull_template: _,
         image_pre_pull_overriders: _,
         suspend,
+        pause,
         cancel,
         active_deadline_seconds,
         ttl_seconds_after_finished,
@@ -259,7 +262,8 @@ fn run_policy(spec: &ImagePrePullJobSpec) -> Result<RunPolicy, Refusal> {
     };
     let (retry, recheck) = (rounds("spec.retry", *retry)?, rounds("spec.recheck", *recheck)?);
     Ok(RunPolicy {
-        suspend: *suspend,
+        suspend: *suspend || *pause,
+        paused: *pause,
         cancel: *cancel,
         active_deadline: active_deadline_seconds
             .map(|value| seconds("activeDeadlineSeconds", value, 1))

@@ -16,6 +16,10 @@ pub const IMAGES_PRESENT: &str = "ImagesPresent";
 pub const IMAGES_MISSING: &str = "ImagesMissing";
 /// `spec.suspend` was set.
 pub const SUSPENDED: &str = "Suspended";
+/// A job is paused.
+pub const PAUSED: &str = "Paused";
+/// A job was paused, and isn't any more.
+pub const NOT_PAUSED: &str = "NotPaused";
 /// `spec.suspend` was removed.
 pub const RESUMED: &str = "Resumed";
 /// A job is not suspended.

@@ -13,8 +13,8 @@ use crate::session::{Ended, Session};
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &OwnJob) -> anyhow::Result<Ended> {
     let job = jobs::get(cluster, &args.job).await?;
     cancel::refuse_cancelled(&job, "no node starts")?;
-    if !job.spec.suspend {
-        print_changed(&job, "is not suspended", session.global.output)?;
+    if !job.spec.suspend && !job.spec.pause {
+        print_changed(&job, "is neither suspended nor paused", session.global.output)?;
         return Ok(Ended::Done);
     }
     let job = resume(cluster, &args.job).await?;
@@ -23,5 +23,5 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &OwnJob) -> 
 }
 
 pub(crate) async fn resume(cluster: &Cluster, name: &str) -> anyhow::Result<ImagePrePullJob> {
-    jobs::patch(cluster, name, &json!({"spec": {"suspend": false}})).await
+    jobs::patch(cluster, name, &json!({"spec": {"suspend": false, "pause": false}})).await
 }

@@ -76,8 +76,11 @@ fn said(view: &View, text: &str) -> String {
 }
 
 fn summary(view: &View) -> String {
-    let is_suspended = view.suspended && view.phase == JobPhase::InProgress;
-    let phase = if is_suspended { "Suspended" } else { name_of(view.phase) };
+    let phase = match view.phase {
+        JobPhase::InProgress if view.paused => "Paused",
+        JobPhase::InProgress if view.suspended => "Suspended",
+        phase => name_of(phase),
+    };
     let mut state = vec![phase.to_owned()];
     if let Some(wave) = &view.wave {
         let next = wave.paused_seconds.map(|seconds| format!(" over, the next one in {}", duration(seconds)));

@@ -304,6 +304,7 @@ pub(crate) fn phase_of(view: &View) -> (&'static str, Tone) {
         }
         JobPhase::Completed => ("Completed", Tone::Good),
         JobPhase::Failure => ("Failure", Tone::Bad),
+        JobPhase::InProgress if view.paused => ("Paused", Tone::Wait),
         JobPhase::InProgress if view.suspended => ("Suspended", Tone::Wait),
         JobPhase::InProgress => ("InProgress", Tone::Bold),
         JobPhase::Init => ("Init", Tone::Wait),

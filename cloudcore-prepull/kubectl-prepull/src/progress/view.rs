@@ -19,6 +19,7 @@ const NO_LEADER_AFTER: u64 = 10;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[allow(clippy::struct_excessive_bools, reason = "the fields of a document")]
 pub(crate) struct View {
     /// Name of the job; of one of OpenKruise's with its kind.
     pub(crate) job: String,
@@ -30,6 +31,9 @@ pub(crate) struct View {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) reason: String,
     pub(crate) suspended: bool,
+    /// Whether its downloads stand still as well.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) paused: bool,
     /// Whether it was cancelled, or is being cancelled.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) cancelled: bool,
@@ -161,7 +165,8 @@ impl View {
             phase: status.phase,
             is_over,
             reason,
-            suspended: job.spec.suspend,
+            suspended: job.spec.suspend || job.spec.pause,
+            paused: job.spec.pause,
             cancelled: job.spec.cancel,
             seconds,
             round: status.retry,

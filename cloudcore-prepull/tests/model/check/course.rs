@@ -48,7 +48,7 @@ impl Check {
             return;
         }
         let seconds = |seconds: i64| u64::try_from(seconds).unwrap() * 1_000;
-        if let Some(deadline) = spec.active_deadline_seconds.filter(|_| !spec.suspend) {
+        if let Some(deadline) = spec.active_deadline_seconds.filter(|_| !spec.suspend && !spec.pause) {
             let until = since + seconds(deadline);
             assert!(now < until, "{job} runs, and its activeDeadlineSeconds were over at {until}");
         }
@@ -71,6 +71,9 @@ impl Check {
         let is_suspended = conditions.any(|known| known.type_ == "Suspended" && known.status == "True");
         if is_suspended || status.completion_time.is_some() {
             self.count_active_time(job, now);
+        }
+        if status.conditions.iter().any(|known| known.type_ == "Paused") {
+            self.resumed.insert(job.clone(), now);
         }
         if status.start_time.is_none() {
             self.active_since.remove(job);

@@ -72,7 +72,8 @@ impl Check {
             if node.phase == NodePhase::InProgress
                 && let Some(spec) = &accepted
             {
-                let deadline = deadline(spec, start);
+                let counted = start.max(self.resumed.get(job).copied().unwrap_or(0));
+                let deadline = if spec.pause { u64::MAX } else { deadline(spec, counted) };
                 assert!(deadline > now, "(3) {name} is in progress in {job}, past its deadline {deadline}");
             }
             // What it has waited for a secret counts, also under an earlier number of the attempt.
@@ -235,7 +236,7 @@ impl Check {
             .collect();
         began.sort_unstable();
         for start in &began {
-            let held = self.in_force(job, *start).all(|spec| spec.suspend);
+            let held = self.in_force(job, *start).all(|spec| spec.suspend || spec.pause);
             assert!(!held, "a node of {job} started at {start} while the job was suspended");
         }
         for &start in &began {

@@ -126,8 +126,12 @@ impl Check {
         }
         let (was, is) = (before.unwrap_or_default(), accepted.clone().unwrap_or_default());
         known.push(Delivered { at, generation, accepted });
-        if was.suspend && !is.suspend || is.retry > was.retry {
+        let holds = |spec: &ImagePrePullJobSpec| spec.suspend || spec.pause;
+        if holds(&was) && !holds(&is) || is.retry > was.retry {
             self.count_active_time(job, at);
+        }
+        if was.pause && !is.pause {
+            self.resumed.insert(job.clone(), at);
         }
         if is_new {
             self.exceeded.remove(job);

@@ -30,7 +30,8 @@ fn edit(spec: &mut ImagePrePullJobSpec, edges: usize, rng: &mut Rng) {
             rng.pick(&["0", "0.3", "1"]).clone_into(&mut template.failure_tolerate);
             spec.pin = yes;
         }
-        4 | 5 => spec.suspend = yes,
+        4 => spec.suspend = yes,
+        5 => (spec.suspend, spec.pause) = (yes, yes),
         6 => spec.active_deadline_seconds = yes.then(|| rng.pick(&[10, 60, 200])),
         7 => {
             spec.follow_nodes = yes;

@@ -94,6 +94,9 @@ impl TaskTerms {
     /// Explains the wait of a task that may not download at this time.
     pub(crate) fn explain_wait(&self, wall: SystemTime) -> Option<String> {
         let Counted { openings, .. } = self.windows.as_ref()?;
+        if self.download.paused {
+            return Some("waits: its job is paused".to_owned());
+        }
         match timestamp(wall) {
             Some(wall) => openings.explain(wall),
             None => Some("waits for its window, but the time is not known: set the node's clock, or let it connect to a cloudcore-prepull that tells the time".to_owned()),
@@ -201,6 +204,18 @@ mod tests {
         assert_eq!(deadline, begun + Duration::from_secs(3725));
         let (deadline, _) = clock.look(&again, now(begun, 3725, "2026-01-10T00:31:00Z"));
         assert_eq!(deadline, begun + Duration::from_secs(3725));
+    }
+
+    #[test]
+    fn a_paused_task_waits_and_spends_nothing() {
+        let begun = Instant::now();
+        let download =
+            DownloadTerms { windows: vec![Window::never()], paused: true, ..DownloadTerms::default() };
+        let windows = Counted { since: begun, openings: NodeClock::default().openings(&download) };
+        let terms = TaskTerms { windows: Some(windows), download: Arc::new(download), ..terms(begun, 60) };
+        let later = now(begun, 24 * 3600, "2026-01-10T11:00:00Z");
+        assert!(!terms.state(later.wall).is_open && !terms.is_over(later));
+        assert_eq!(terms.explain_wait(later.wall).as_deref(), Some("waits: its job is paused"));
     }
 
     #[test]

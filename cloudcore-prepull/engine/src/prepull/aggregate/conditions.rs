@@ -10,6 +10,8 @@ use crate::shared::reasons;
 const VALID: &str = "Valid";
 /// Condition type: whether `spec.suspend` keeps further nodes from starting.
 pub(crate) const SUSPENDED: &str = "Suspended";
+/// Condition type: whether `spec.pause` keeps nodes from downloading. Only jobs that were ever paused have it.
+pub(crate) const PAUSED: &str = "Paused";
 /// Condition type: whether nodes pull, or are still to begin.
 const PROGRESSING: &str = "Progressing";
 /// Condition type: whether the job has ended well.
@@ -22,7 +24,7 @@ pub(crate) const FINISHED: &str = "Finished";
 
 #[derive(Clone, Debug)]
 struct Fact {
-    /// Valid, Progressing, Suspended, Complete, Failed or Finished.
+    /// Valid, Progressing, Suspended, Paused, Complete, Failed or Finished.
     type_: &'static str,
     /// True or False; `None` where it's unknown.
     status: Option<bool>,
@@ -48,8 +50,10 @@ pub struct Situation<'a> {
     pub phase: JobPhase,
     /// Whether nodes were chosen, at any time.
     pub started: bool,
-    /// `spec.suspend`.
+    /// `spec.suspend`, or `spec.pause`.
     pub suspended: bool,
+    /// `spec.pause`.
+    pub paused: bool,
     /// The reason of the condition Failed, where it isn't the usual one.
     pub ended_as: Option<&'static str>,
     /// Why the spec, or its last change, was not accepted.
@@ -69,11 +73,26 @@ pub fn conditions(
     generation: Option<i64>,
     now: Timestamp,
 ) -> Vec<Condition> {
-    merge_conditions(before, facts(situation), generation, now)
+    let mut facts = facts(situation);
+    facts.extend(pause(situation, before));
+    merge_conditions(before, facts, generation, now)
+}
+
+/// Whether downloads stand still. A job that was paused keeps the condition, which has the time when that ended.
+fn pause(situation: &Situation<'_>, before: &[Condition]) -> Option<Fact> {
+    let is_paused = situation.paused && matches!(situation.phase, JobPhase::Init | JobPhase::InProgress);
+    let (reason, message) = if is_paused {
+        (reasons::PAUSED, "spec.pause is true: nodes at work keep what they have downloaded")
+    } else {
+        (reasons::NOT_PAUSED, "")
+    };
+    let is_shown = is_paused || before.iter().any(|condition| condition.type_ == PAUSED);
+    is_shown.then(|| Fact { type_: PAUSED, status: Some(is_paused), reason, message: message.to_owned() })
 }
 
 fn facts(situation: &Situation<'_>) -> Vec<Fact> {
-    let &Situation { phase, started, suspended, ended_as, refusal, other, warning, reason } = situation;
+    let &Situation { phase, started, suspended, paused, ended_as, refusal, other, warning, reason } =
+        situation;
     let fact = |type_, status, reason, message: &str| Fact {
         type_,
         status: Some(status),
@@ -86,7 +105,8 @@ fn facts(situation: &Situation<'_>) -> Vec<Fact> {
     };
     let suspended = suspended && matches!(phase, JobPhase::Init | JobPhase::InProgress);
     let suspension = if suspended {
-        fact(SUSPENDED, true, reasons::SUSPENDED, "spec.suspend is true: no further node starts")
+        let field = if paused { "pause" } else { "suspend" };
+        fact(SUSPENDED, true, reasons::SUSPENDED, &format!("spec.{field} is true: no further node starts"))
     } else {
         fact(SUSPENDED, false, reasons::NOT_SUSPENDED, "")
     };

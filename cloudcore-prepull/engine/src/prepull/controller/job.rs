@@ -431,6 +431,7 @@ impl Job {
             phase: course.phase(),
             started: course.has_begun(),
             suspended: course.policy().suspend,
+            paused: course.policy().paused,
             ended_as: course.failed_as(),
             refusal: self.spec.refusal(),
             other: is_other.then_some(if self.next.is_some() { OtherSpec::Next } else { OtherSpec::Refused }),

@@ -69,6 +69,7 @@ impl Rollout {
 
     fn end_by(&self, at: usize, clock: &NodeClock, started: Timestamp) -> Timestamp {
         let (rule, node) = (&self.settings.windows, &self.members[at].record.node_name);
+        let started = rule.counted_from(started);
         let open = self.time_of(at);
         let latest = rule.openings_of_job(node, clock).after(started, open).after(OWN_WINDOWS);
         rule.openings(node, clock).after(started, open).min(latest)
@@ -79,6 +80,7 @@ impl Rollout {
         if self.end_of_time(at, started) <= now {
             return Duration::ZERO;
         }
+        let started = self.settings.windows.counted_from(started);
         self.time_of(at).saturating_sub(self.openings(at).open_between(started, now))
     }
 

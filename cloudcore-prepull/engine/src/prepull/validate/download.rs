@@ -23,6 +23,8 @@ pub struct DownloadPolicy {
     pub max_rate: Option<NonZeroU64>,
     /// When nodes may download; always if there are none.
     pub windows: Vec<Window>,
+    /// Whether no node may download, in no window.
+    pub paused: bool,
     /// By how much at most a node begins later than its window opens.
     pub jitter: Duration,
     /// Whether the images are kept from the kubelet's garbage collection.
@@ -65,6 +67,7 @@ pub(super) fn download_policy(spec: &ImagePrePullJobSpec) -> Result<DownloadPoli
     Ok(DownloadPolicy {
         max_rate: rate_of(max_rate.as_ref(), "spec.download.maxRate")?,
         windows,
+        paused: spec.pause,
         jitter,
         pin: spec.pin,
         verify: spec.verify.as_ref().map(verify).transpose()?,

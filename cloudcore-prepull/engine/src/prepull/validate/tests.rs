@@ -444,12 +444,13 @@ fn a_mistake_in_the_course_is_named() {
             .map_err(|refusal| refusal.field)
     };
     let all = json!({
-        "suspend": true, "cancel": true, "activeDeadlineSeconds": 60, "ttlSecondsAfterFinished": 0, "retry": 2, "recheck": 3,
+        "suspend": true, "pause": true, "cancel": true, "activeDeadlineSeconds": 60, "ttlSecondsAfterFinished": 0, "retry": 2, "recheck": 3,
         "followNodes": true, "allowMissingNodes": true,
         "rollout": {"steps": ["5%", "25%", "100%"], "pauseSeconds": 10},
     });
     let expected = RunPolicy {
         suspend: true,
+        paused: true,
         cancel: true,
         active_deadline: Some(Duration::from_secs(60)),
         ttl: Some(Duration::ZERO),

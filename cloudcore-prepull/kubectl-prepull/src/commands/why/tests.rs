@@ -152,6 +152,12 @@ fn the_next_step_removes_the_first_obstacle() {
     let mut suspended = running(json!({"nodeNames": ["edge-7"]}), json!([]));
     suspended.spec.suspend = true;
     assert_eq!(next(&with(suspended.clone(), Some(pending.clone()))), "kubectl prepull resume web");
+    let mut paused = suspended.clone();
+    paused.spec.pause = true;
+    let at_work = NodeStatus { phase: NodePhase::InProgress, ..NodeStatus::default() };
+    for record in [&pending, &at_work] {
+        assert_eq!(next(&with(paused.clone(), Some(record.clone()))), "kubectl prepull resume web");
+    }
     suspended.spec.cancel = true;
     assert_eq!(next(&with(suspended, Some(pending.clone()))), "make another job: kubectl prepull run IMAGE");
     let waiting = with(running(json!({"nodeNames": ["edge-7"], "concurrency": 2}), json!([])), Some(pending));

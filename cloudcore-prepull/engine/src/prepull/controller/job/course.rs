@@ -33,6 +33,10 @@ pub(super) struct Course {
     recheck: Option<RecheckTimes>,
     /// Whether too many nodes have failed in this round, and the others may end.
     is_draining: bool,
+    /// Since when the job is paused, if it is.
+    paused: Option<Timestamp>,
+    /// When its last pause ended.
+    resumed: Option<Timestamp>,
     /// When a deletion that had no effect is asked for again.
     delete_again_at: Option<Timestamp>,
 }
@@ -219,7 +223,27 @@ impl Course {
         self.phase = JobPhase::InProgress;
         self.reason.clear();
         (self.rounds, self.rechecks, self.recheck) = (0, 0, None);
+        self.note_pause(false, now);
         self.times = Some(Times { started: now, active_since: now, ended: None });
+    }
+
+    /// Notes that a pause has begun or ended, if it has. `was`: whether the job was paused before.
+    pub(super) fn note_pause(&mut self, was: bool, now: Timestamp) {
+        match (was, self.policy.paused) {
+            (false, true) => self.paused = Some(now),
+            (true, false) => (self.paused, self.resumed) = (None, Some(now)),
+            (true, true) | (false, false) => {}
+        }
+    }
+
+    /// Since when the job is paused, if it is.
+    pub(super) fn paused(&self) -> Option<Timestamp> {
+        self.paused
+    }
+
+    /// When its last pause ended.
+    pub(super) fn resumed(&self) -> Option<Timestamp> {
+        self.resumed
     }
 
     /// The job began before this run of cloudcore. `is_over`: and it ended. `rounds`: those that have begun; the status may
@@ -256,6 +280,10 @@ impl Course {
             let ended = RecheckTimes { ended: known.ended.or(Some(now)), ..known };
             (rounds.recheck > 0).then_some(ended)
         };
+        let paused = status.conditions.iter().find(|condition| condition.type_ == aggregate::PAUSED);
+        let changed = paused.map(|condition| (condition.status == "True", condition.last_transition_time.0));
+        self.paused = self.policy.paused.then(|| changed.filter(|(is, _)| *is).map_or(now, |(_, at)| at));
+        self.resumed = changed.filter(|(is, _)| !is && !self.policy.paused).map(|(_, at)| at);
         self.phase = if is_over { status.phase } else { JobPhase::InProgress };
         without_refusal(&status.reason).clone_into(&mut self.reason);
         let failed = status.conditions.iter().find(|condition| condition.type_ == aggregate::FAILED);

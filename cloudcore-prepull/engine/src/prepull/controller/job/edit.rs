@@ -8,7 +8,7 @@ use super::super::{Effects, JobObject};
 use super::start::settings;
 use super::stored::Asked;
 use super::{Job, Nodes, spec};
-use crate::prepull::validate::{self, ValidatedJob};
+use crate::prepull::validate::{self, RunPolicy, ValidatedJob};
 use crate::shared::reasons;
 use crate::shared::writes::Pace;
 
@@ -221,20 +221,27 @@ impl Job {
     /// Takes over the fields that may change while the job runs. `is_unknown`: notify the edges in any case.
     fn configure(&mut self, job: &ValidatedJob, is_unknown: bool, effects: &mut Effects<'_>) {
         let before = self.course.configure(job);
+        self.course.note_pause(before.paused, effects.now);
         let rollout = self.members.rollout_mut();
         let is_new_timeout = rollout.settings().timeout != job.timeout;
-        rollout.configure(settings(job));
+        rollout.configure(settings(job, &self.course));
         let is_new_download = self.members.take_download(job);
         if self.is_over() || self.course.is_cancelled() {
             return;
         }
-        if before.suspend != job.policy.suspend {
-            if job.policy.suspend {
-                self.events.emit_normal(reasons::SUSPENDED, "no further node starts", effects);
-            } else {
+        let holds = |policy: &RunPolicy| (policy.suspend, policy.paused);
+        if holds(&before) != holds(&job.policy) {
+            let (reason, note) = match holds(&job.policy) {
+                (_, true) => {
+                    (reasons::SUSPENDED, "no further node starts, and those at work stop downloading")
+                }
+                (true, false) => (reasons::SUSPENDED, "no further node starts"),
+                (false, false) => (reasons::RESUMED, "nodes start again"),
+            };
+            if before.suspend && !job.policy.suspend {
                 self.course.restart_active_time(effects.now);
-                self.events.emit_normal(reasons::RESUMED, "nodes start again", effects);
             }
+            self.events.emit_normal(reason, note, effects);
         }
         if is_new_timeout || is_new_download || is_unknown {
             // Edges enforce the timeout as well, and they download: send them the new terms.

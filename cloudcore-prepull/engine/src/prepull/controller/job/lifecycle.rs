@@ -214,7 +214,14 @@ impl Job {
         }
         let rollout = self.members.rollout();
         let (summary, offline) = (rollout.summary(), rollout.waiting_offline());
-        let reason = if self.course.policy().suspend {
+        let reason = if let Some(since) = self.course.paused() {
+            format!(
+                "paused since {}: {} at work keep what they have downloaded, {} waiting",
+                since.strftime("%Y-%m-%d %H:%M:%S UTC"),
+                counted(summary.in_progress, "node"),
+                summary.pending
+            )
+        } else if self.course.policy().suspend {
             format!(
                 "suspended: {} at work, {} waiting",
                 counted(summary.in_progress, "node"),

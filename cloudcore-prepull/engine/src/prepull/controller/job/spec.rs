@@ -172,11 +172,12 @@ fn as_before(
     status: &ImagePrePullJobStatus,
     is_seen: bool,
 ) -> ImagePrePullJobSpec {
-    let is_suspended = |condition: &k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition| {
-        condition.type_ == aggregate::SUSPENDED && condition.status == "True"
+    let is_true = |type_| {
+        status.conditions.iter().any(|condition| condition.type_ == type_ && condition.status == "True")
     };
     if status.completion_time.is_none() {
-        spec.suspend = status.conditions.iter().any(is_suspended);
+        spec.pause = is_true(aggregate::PAUSED);
+        spec.suspend = is_true(aggregate::SUSPENDED) && !spec.pause;
     } else if !is_seen {
         spec.retry = spec.retry.min(status.retry.into());
         let rechecks = status.recheck.as_ref().map_or(0, |recheck| recheck.rounds);

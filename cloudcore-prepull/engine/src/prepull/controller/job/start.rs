@@ -114,7 +114,8 @@ impl Job {
         self.course.begin(effects.now);
         self.spec.begin(&object.spec);
         self.output.begin_reports_of_run(records.len(), &job);
-        let rollout = Rollout::new(settings(&job), records).counting_from(self.course.first_attempt());
+        let rollout =
+            Rollout::new(settings(&job, &self.course), records).counting_from(self.course.first_attempt());
         self.members.begin(Some(job), plan.into_iter().collect(), rollout);
         if !self.course.is_cancelled() {
             self.events.emit_normal(reasons::STARTED, &note, effects);
@@ -225,7 +226,7 @@ impl Job {
         self.output.restore_reports(&reports, job.as_ref());
         self.output.shards.grow(records.len());
         self.output.shards.rewrite(|index| outdated.contains(&index));
-        let settings = job.as_ref().map_or_else(Settings::default, settings);
+        let settings = job.as_ref().map_or_else(Settings::default, |job| settings(job, &self.course));
         let rollout = if is_over { Rollout::ended } else { Rollout::new };
         let mut rollout = rollout(settings, records).counting_from(self.course.first_attempt());
         rollout.resume_waves(&status.rollout.clone().unwrap_or_default());
@@ -317,7 +318,7 @@ impl Default for Settings {
     }
 }
 
-pub(super) fn settings(job: &ValidatedJob) -> Settings {
+pub(super) fn settings(job: &ValidatedJob, course: &Course) -> Settings {
     Settings {
         concurrency: job.concurrency.get() as usize,
         tolerance: job.tolerance,
@@ -325,6 +326,6 @@ pub(super) fn settings(job: &ValidatedJob) -> Settings {
         steps: job.policy.steps.clone(),
         pause: job.policy.pause,
         hold: job.policy.suspend || job.policy.cancel,
-        windows: WindowRule::of(job),
+        windows: WindowRule::of(job).resumed_at(course.resumed()),
     }
 }

@@ -1,6 +1,7 @@
 //! Windows: when nodes start, what their time counts, and changes of the terms while they are at work.
 
 use prepull_api::crd::status::NodeClock;
+use prepull_api::download::Window;
 use prepull_api::failure::FailureCode;
 use prepull_window::parse_window;
 use serde_json::Value;
@@ -300,4 +301,55 @@ fn another_site_rate_is_told_at_once() {
     assert!(world.terms[2].share && world.terms[2].site_limited);
     world.give(job_with(&nodes, json!({"download": {"shareWithinSite": true}}), 3, None));
     assert_eq!(rates(&mut world), [None]);
+}
+
+#[test]
+fn a_pause_stops_downloads_and_costs_no_time() {
+    let (mut world, nodes) = fleet(2);
+    let give = |world: &mut World, pause: bool, generation, stored: Option<&ImagePrePullJobStatus>| {
+        let template = json!({"nodeNames": nodes, "concurrency": 1, "timeoutSeconds": 300});
+        let beside = json!({"pause": pause, "activeDeadlineSeconds": 1_000});
+        world.give(with_spec(template, beside, generation, stored));
+    };
+    give(&mut world, false, 1, None);
+    world.pass(200_000);
+    assert_eq!(world.taken(), ["n0"]);
+    give(&mut world, true, 2, None);
+    assert_eq!((world.taken(), world.events.last()), (vec!["n0".to_owned()], Some(&"Suspended")));
+    let terms = world.terms.last().unwrap();
+    assert!(terms.paused && terms.windows == [Window::never()], "{terms:?}");
+    world.pass(10_000_000);
+    assert_eq!((world.phase_of("n0"), world.phase_of("n1")), (NodePhase::InProgress, NodePhase::Pending));
+    assert_eq!((world.condition("Paused"), world.condition("Suspended").0), (("True", "Paused"), "True"));
+    let reason =
+        "paused since 1970-01-12 13:50:00 UTC: 1 node at work keep what they have downloaded, 1 waiting";
+    assert_eq!(world.status().reason, reason);
+
+    // The next leader knows since when, and the one after it when that ended.
+    for (pause, generation) in [(true, 2), (false, 3), (false, 3)] {
+        let stored = world.status().clone();
+        world.restart(&nodes);
+        give(&mut world, pause, generation, Some(&stored));
+        world.up("n0", &[(UID, 1, OpenPhase::NeedsKeys)]);
+        world.pass(100_000);
+        assert_eq!(world.phase_of("n0"), NodePhase::InProgress);
+        if pause {
+            assert_eq!(world.status().reason, reason);
+        }
+    }
+    assert_eq!((world.condition("Paused").0, world.terms.last().unwrap().paused), ("False", false));
+    assert_eq!(world.remaining.last(), Some(&Duration::from_secs(200)), "of 300 since it was resumed");
+    world.pass(99_000);
+    assert_eq!(world.phase_of("n0"), NodePhase::InProgress);
+    // An edge with a session has a moment more to report its end.
+    world.pass(120_000);
+    assert_eq!(world.phase_of("n0"), NodePhase::Unknown);
+}
+
+#[test]
+fn a_job_that_never_paused_has_no_such_condition() {
+    let (mut world, nodes) = fleet(1);
+    world.give(job_with(&nodes, json!({}), 1, None));
+    world.pass(1_000);
+    assert!(world.status().conditions.iter().all(|condition| condition.type_ != "Paused"));
 }

@@ -110,6 +110,10 @@ fn of_record(job: &ImagePrePullJob, record: &NodeStatus, now: Timestamp) -> Poin
     let watch = format!("kubectl prepull status {name} --watch");
     match record.phase {
         NodePhase::Successful => of_success(job, record, now),
+        NodePhase::Pending | NodePhase::InProgress if job.spec.pause && !job.spec.cancel => Point::bad(
+            format!("job {name} is paused: nothing of it is downloaded"),
+            format!("kubectl prepull resume {name}"),
+        ),
         NodePhase::InProgress => {
             Point::good(format!("job {name} is at work on it{}{attempt}{because}", since.unwrap_or_default()))
                 .or(watch)
