@@ -1,12 +1,15 @@
 //! The list of the edges, as people read it: through the API server's proxy, with only the right to read it.
 
+use std::time::Duration;
+
 use http::Request;
 use kube::Client;
 use prepull_api::crd::download::DownloadSpec;
 use prepull_api::edges::{Edge, EdgeList, EdgeQuery, SERVICE};
 use prepull_api::selector::Selector;
 use prepull_api::sites::{BlobNews, BlobState, Blobs};
-use prepull_api::wire::{CloudMessage, EdgeMessage};
+use prepull_api::task::{Bytes, ImagePhase, ImageProgress, TaskId};
+use prepull_api::wire::{CloudMessage, EdgeMessage, Progress};
 use prepull_e2e::cluster::NAMESPACE;
 use prepull_e2e::prelude::*;
 use prepull_e2e::services::{apply_edges, pod, serve_by};
@@ -198,6 +201,29 @@ async fn a_site_is_shown(cluster: &Cluster, leader: &Cloud, page: &Page) -> Resu
     let complaints = browser.complaints().await?;
     ensure!(complaints.is_empty(), "{complaints:#?}");
     let person = Person::new(cluster.kubeconfig());
+    rates_name_node_and_job(&mut edge, &person, &task).await?;
     person.runs("sites store-17 --watch --timeout 3s").await?.is(3, &["store-17", "edge-shop"])?;
+    Ok(())
+}
+
+/// A node's progress is the rate of its site, its job and itself.
+async fn rates_name_node_and_job(edge: &mut Wire, person: &Person, task: &TaskId) -> Result<()> {
+    for done in [0, 30 * MIB] {
+        let bytes = Some(Bytes { done, total: 90 * MIB });
+        let image = ImageProgress {
+            index: 0,
+            phase: ImagePhase::Pulling,
+            bytes,
+            attempts: 1,
+            reason: String::new(),
+            code: None,
+        };
+        let progress = Progress { task: task.clone(), images: vec![image], waits: String::new() };
+        edge.send_message(&EdgeMessage::Progress(progress)).await?;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    let words = ["store-17", "edge-shop", "shared", "MiB/s, with neighbours", "kubectl prepull set JOB"];
+    person.runs("rates").await?.is(0, &words)?;
+    person.runs("rates elsewhere").await?.is(0, &["Nothing is downloaded now"])?;
     Ok(())
 }

@@ -12,7 +12,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 use serde::{Deserialize, Serialize};
 
 use crate::selector::Selector;
-use crate::task::NodeName;
+use crate::task::{JobUid, NodeName};
 use crate::wire::Filesystem;
 
 pub mod sites;
@@ -204,6 +204,25 @@ pub struct Edge {
     /// How many tasks it works on at the same time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_tasks: Option<u32>,
+    /// What it downloads now. Absent from leaders that don't follow that.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub downloads: Vec<EdgeDownload>,
+}
+
+/// What a task of an edge downloads now, as its agent reports.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EdgeDownload {
+    /// UID of the job.
+    pub job: JobUid,
+    /// Bytes a second over the last minute.
+    pub bytes_per_second: u64,
+    /// Whether its site shares the layers, so that a part of the bytes may be those of neighbours. What then crosses the
+    /// uplink is in the list of sites.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shared: bool,
+    /// When the agent last reported progress.
+    pub heard: Time,
 }
 
 #[cfg(test)]
@@ -266,6 +285,12 @@ mod tests {
             revoked: true,
             tasks: Some(0),
             max_tasks: Some(1),
+            downloads: vec![EdgeDownload {
+                job: JobUid("uid".to_owned()),
+                bytes_per_second: 7,
+                shared: true,
+                heard: time(3),
+            }],
         };
         let unknown = Edge { name: "edge-2".into(), ..Edge::default() };
         let list = EdgeList {
@@ -280,7 +305,8 @@ mod tests {
             r#"{"items":[{"name":"edge-1","connected":true,"connectedSince":"1970-01-01T00:00:01Z","ready":true,"#,
             r#""site":"north","version":"0.1.0","os":"linux","arch":"arm64","runtime":"containerd 1.7.24","#,
             r#""disk":{"mountpoint":"/var","available":1,"capacity":2},"certificateUntil":"1970-01-01T00:00:02Z","#,
-            r#""revoked":true,"tasks":0,"maxTasks":1},{"name":"edge-2","connected":false,"ready":false}],"#,
+            r#""revoked":true,"tasks":0,"maxTasks":1,"downloads":[{"job":"uid","bytesPerSecond":7,"shared":true,"#,
+            r#""heard":"1970-01-01T00:00:03Z"}]},{"name":"edge-2","connected":false,"ready":false}],"#,
             r#""total":3,"connected":1,"next":"edge-2","knownSince":"1970-01-01T00:00:00Z","siteLabel":"line"}"#,
         );
         assert_eq!(serde_json::to_string(&list).unwrap(), text);

@@ -12,6 +12,7 @@ use crate::commands::list::ListArgs;
 use crate::commands::node::NodeArgs;
 use crate::commands::nodes::NodesArgs;
 use crate::commands::plan::PlanArgs;
+use crate::commands::rates::RatesArgs;
 use crate::commands::run::RunArgs;
 use crate::commands::set::SetArgs;
 use crate::commands::sites::SitesArgs;
@@ -110,6 +111,8 @@ Example:
     Nodes(NodesArgs),
     /// List the sites whose nodes share layers: what fills an uplink now, and how much neighbours have shared.
     Sites(SitesArgs),
+    /// Show what fills the uplinks now: the rates of sites, nodes and jobs, the busiest first.
+    Rates(RatesArgs),
     /// Go through what must be true for a node, and say what to do next.
     Why(WhyArgs),
     /// Show all jobs, their nodes and the edges in the browser, live.

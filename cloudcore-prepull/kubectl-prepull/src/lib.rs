@@ -52,6 +52,7 @@ mod commands {
     pub(crate) mod nodes;
     pub(crate) mod pause;
     pub(crate) mod plan;
+    pub(crate) mod rates;
     pub(crate) mod resume;
     pub(crate) mod retry;
     pub(crate) mod run;

@@ -67,6 +67,7 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<Ended> {
         Command::Cancel(args) => commands::cancel::run(session, &cluster, &args).await,
         Command::Nodes(args) => commands::nodes::run(session, &cluster, &args).await,
         Command::Sites(args) => commands::sites::run(session, &cluster, &args).await,
+        Command::Rates(args) => commands::rates::run(session, &cluster, &args).await,
         Command::Why(args) => commands::why::run(session, &cluster, &args).await,
         Command::Ui(args) => return Box::pin(ui::command::run(session, cluster, &args)).await,
         Command::Tokens(args) => commands::tokens::run(session, &cluster, args).await,

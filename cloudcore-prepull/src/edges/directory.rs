@@ -1,6 +1,7 @@
 //! The list of edges, for people: nothing depends on it, and it isn't stored. It begins when this process becomes the
 //! leader. Sessions report themselves; Nodes and recorded keys come with each query.
 
+mod downloads;
 mod words;
 
 use std::collections::HashMap;
@@ -18,6 +19,7 @@ use prepull_engine::shared::node_view::NodeView;
 use prepull_engine::shared::session::SessionId;
 
 use crate::edges::pki::peer::Peer;
+use downloads::Downloads;
 use words::Words;
 
 /// What is known of the edges of this term.
@@ -49,6 +51,7 @@ struct Known {
     state: State,
     /// The tasks that it has accepted and not finished, a handful mostly.
     open: Vec<TaskId>,
+    downloads: Downloads,
     /// Whether the Node has gone: then the end of the session ends this as well.
     is_nodeless: bool,
 }
@@ -85,14 +88,15 @@ impl Directory {
             max_tasks: hello.max_tasks.unwrap_or(1),
             state: words.keep_state(hello.runtime.as_deref(), hello.image_filesystem.as_ref()),
             open,
+            downloads: Downloads::default(),
             is_nodeless: false,
         };
         known.insert(peer.node.clone(), Box::new(now_known));
     }
 
     /// Updates the edge from a message of its session.
-    pub(crate) fn hear(&self, node: &NodeName, session: SessionId, message: &EdgeMessage) {
-        if !matches!(message, EdgeMessage::Accepted { .. } | EdgeMessage::Result(_) | EdgeMessage::State(_)) {
+    pub(crate) fn hear(&self, node: &NodeName, session: SessionId, message: &EdgeMessage, now: Timestamp) {
+        if matches!(message, EdgeMessage::Hello(_) | EdgeMessage::Trusts { .. } | EdgeMessage::Other) {
             return;
         }
         let mut all = self.all.lock();
@@ -108,7 +112,10 @@ impl Directory {
             EdgeMessage::Result(result) => {
                 known.open.retain(|task| *task != result.task);
                 known.open.shrink_to_fit();
+                known.downloads.end(&result.task);
             }
+            EdgeMessage::Progress(progress) => known.downloads.note(progress, now),
+            EdgeMessage::Blobs(blobs) => known.downloads.share(&blobs.task, now),
             EdgeMessage::State(NodeState { runtime, image_filesystem }) => {
                 known.state = words.keep_state(runtime.as_deref(), image_filesystem.as_ref());
             }
@@ -125,6 +132,7 @@ impl Directory {
         } else {
             known.is_connected = false;
             known.since = now;
+            known.downloads = Downloads::default();
         }
     }
 
@@ -154,7 +162,7 @@ impl Directory {
         is_edge: impl Fn(&NodeView) -> bool,
         recorded: impl Fn(&NodeName) -> Recorded,
         query: &EdgeQuery,
-        known_since: Timestamp,
+        (known_since, now): (Timestamp, Timestamp),
         site_label: &str,
     ) -> EdgeList {
         let site_label = query.site_label.as_deref().unwrap_or(site_label);
@@ -185,7 +193,9 @@ impl Directory {
                 list.next = list.items.last().map(|last: &Edge| last.name.clone());
                 continue;
             }
-            list.items.push(describe(node, known, recorded(&node.name), site_label));
+            let edge = describe(node, known, recorded(&node.name), site_label);
+            let downloads = known.map(|known| known.downloads.rates(now)).unwrap_or_default();
+            list.items.push(Edge { downloads, ..edge });
         }
         list
     }

@@ -220,7 +220,8 @@ impl Core {
                 let recorded = |node: &NodeName| self.roster.recorded(node);
                 let (nodes, is_edge) = (self.engine.nodes(), |node: &NodeView| self.is_edge(node));
                 let (directory, label) = (self.sessions.directory(), &self.sites.label);
-                let listed = directory.list(nodes, is_edge, recorded, &query, self.known_since, label);
+                let times = (self.known_since, now);
+                let listed = directory.list(nodes, is_edge, recorded, &query, times, label);
                 let _ = answer.send(listed);
             }
             Ask::Sites(query, answer) => {

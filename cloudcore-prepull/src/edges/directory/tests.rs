@@ -4,8 +4,8 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use prepull_api::crd::EDGE_LABEL;
 use prepull_api::enroll::SubjectForm;
-use prepull_api::task::{JobUid, TaskOutcome, TaskResult};
-use prepull_api::wire::OpenTask;
+use prepull_api::task::{Bytes, ImagePhase, ImageProgress, JobUid, TaskOutcome, TaskResult};
+use prepull_api::wire::{OpenTask, Progress};
 
 use super::*;
 use crate::edges::pki::KeyHash;
@@ -67,7 +67,7 @@ fn list_by(directory: &Directory, nodes: &[NodeView], query: &str, site_label: &
         is_revoked: node.as_str() == "stolen",
     };
     let query = EdgeQuery::parse(query).unwrap();
-    directory.list(nodes.iter(), NodeView::is_edge, recorded, &query, at(0), site_label)
+    directory.list(nodes.iter(), NodeView::is_edge, recorded, &query, (at(0), at(30)), site_label)
 }
 
 fn names(list: &EdgeList) -> Vec<&str> {
@@ -100,19 +100,20 @@ fn lists_an_edges_reports_and_last_connection() {
         revoked: false,
         tasks: Some(1),
         max_tasks: Some(2),
+        downloads: Vec::new(),
     };
     assert_eq!(only(list(&directory, &nodes, "")), connected);
 
-    directory.hear(&"a".into(), SESSION, &EdgeMessage::Accepted { task: task(3) });
-    directory.hear(&"a".into(), SESSION, &EdgeMessage::Accepted { task: task(3) });
+    directory.hear(&"a".into(), SESSION, &EdgeMessage::Accepted { task: task(3) }, at(15));
+    directory.hear(&"a".into(), SESSION, &EdgeMessage::Accepted { task: task(3) }, at(15));
     assert_eq!(only(list(&directory, &nodes, "")).tasks, Some(2));
-    directory.hear(&"a".into(), SESSION, &result(1));
-    directory.hear(&"a".into(), SESSION, &result(3));
-    directory.hear(&"a".into(), SESSION, &result(3));
+    directory.hear(&"a".into(), SESSION, &result(1), at(15));
+    directory.hear(&"a".into(), SESSION, &result(3), at(15));
+    directory.hear(&"a".into(), SESSION, &result(3), at(15));
     let disk = Filesystem { mountpoint: "/var".to_owned(), available: 1, capacity: 9 };
     let state =
         NodeState { runtime: Some("containerd 2.1.0".to_owned()), image_filesystem: Some(disk.clone()) };
-    directory.hear(&"a".into(), SESSION, &EdgeMessage::State(state));
+    directory.hear(&"a".into(), SESSION, &EdgeMessage::State(state), at(15));
     directory.disconnect(&"a".into(), SESSION, at(20));
     let runtime = Some("containerd 2.1.0".to_owned());
     let gone = Edge {
@@ -147,7 +148,7 @@ fn a_replaced_session_is_ignored() {
     directory.connect(&peer("a"), SESSION, &hello(), at(1));
     let newer = Hello { version: "0.3.0".to_owned(), ..Hello::default() };
     directory.connect(&peer("a"), SessionId(2), &newer, at(2));
-    directory.hear(&"a".into(), SESSION, &EdgeMessage::Accepted { task: task(1) });
+    directory.hear(&"a".into(), SESSION, &EdgeMessage::Accepted { task: task(1) }, at(15));
     directory.disconnect(&"a".into(), SESSION, at(3));
     let edge = only(list(&directory, &nodes, ""));
     assert_eq!((edge.connected, edge.version.as_deref(), edge.tasks), (true, Some("0.3.0"), Some(0)));
@@ -226,11 +227,33 @@ fn what_an_edge_says_takes_bounded_memory() {
     };
     directory.connect(&peer("a"), SESSION, &hello, at(1));
     let state = NodeState { runtime: Some(long), image_filesystem: Some(disk) };
-    directory.hear(&"a".into(), SESSION, &EdgeMessage::State(state));
+    directory.hear(&"a".into(), SESSION, &EdgeMessage::State(state), at(15));
     for number in 0..1000 {
-        directory.hear(&"a".into(), SESSION, &EdgeMessage::Accepted { task: task(number) });
+        directory.hear(&"a".into(), SESSION, &EdgeMessage::Accepted { task: task(number) }, at(15));
     }
     let edge = only(list(&directory, &nodes, ""));
     assert_eq!(edge.tasks, u32::try_from(MAX_OPEN_TASKS).ok());
     assert!(serde_json::to_string(&edge).unwrap().len() < 1500);
+}
+
+#[test]
+fn what_an_edge_downloads_is_listed() {
+    let (directory, nodes) = (Directory::default(), [node("a", "north")]);
+    directory.connect(&peer("a"), SESSION, &hello(), at(10));
+    for (second, done) in [(20, 0), (30, 1_000)] {
+        let image = ImageProgress {
+            index: 0,
+            phase: ImagePhase::Pulling,
+            bytes: Some(Bytes { done, total: 9_000 }),
+            attempts: 1,
+            reason: String::new(),
+            code: None,
+        };
+        let progress = Progress { task: task(1), images: vec![image], waits: String::new() };
+        directory.hear(&"a".into(), SESSION, &EdgeMessage::Progress(progress), at(second));
+    }
+    let downloads = only(list(&directory, &nodes, "")).downloads;
+    assert_eq!((downloads[0].bytes_per_second, &downloads[0].job), (100, &task(1).job));
+    directory.hear(&"a".into(), SESSION, &result(1), at(30));
+    assert_eq!(only(list(&directory, &nodes, "")).downloads, []);
 }

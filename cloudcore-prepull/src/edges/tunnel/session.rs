@@ -201,7 +201,7 @@ impl SessionContext<'_> {
         };
         let is_result = matches!(message, Some(EdgeMessage::Result(_)));
         if let Some(message) = &message {
-            self.sessions.directory().hear(&self.peer.node, outbox.id, message);
+            self.sessions.directory().hear(&self.peer.node, outbox.id, message, Timestamp::now());
         }
         let for_controller = match message {
             Some(EdgeMessage::Hello(_)) => return Err(SessionEnd::SecondHello),
