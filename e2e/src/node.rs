@@ -209,6 +209,19 @@ impl EdgeNode {
         .with_context(|| crate::place::tail(&self.agent_log(), 20))
     }
 
+    /// Runs `edgecore-prepull status` with the agent's settings. Returns its exit status and its output.
+    pub async fn status(&self) -> Result<(i32, String)> {
+        let mut command = Command::new(self.programs.path(PROGRAM)?);
+        command.args(["status", "--runtime-endpoint", &self.containerd.endpoint()]).arg("--state-dir");
+        command.arg(&self.state).arg("--metrics-listen").arg(self.metrics.addr().to_string());
+        if let Some((space, _)) = &self.space {
+            command = space.command(&command);
+        }
+        let output = tokio::process::Command::from(command).output().await.context("status cannot be run")?;
+        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        Ok((output.status.code().context("a signal has ended it")?, said))
+    }
+
     /// Reads the current metrics of the agent.
     pub async fn metrics(&self) -> Result<Metrics> {
         let (status, body) = plain_http::get(self.metrics_addr(), "/metrics").await?;

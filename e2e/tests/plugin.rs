@@ -201,6 +201,16 @@ async fn a_pause_frees_the_uplink_and_keeps_bytes() -> Result<()> {
     let before = site.link.bytes_of(layer);
     tokio::time::sleep(Duration::from_secs(15)).await;
     assert_eq!(site.link.bytes_of(layer), before, "the uplink is not free");
+    let (status, said) = node.status().await?;
+    let words =
+        ["✓ node edge-1", "✓ connected to ", "✓ containerd ", "paused: 0 of 1 images", "its job is paused"];
+    ensure!(status == 0 && words.iter().all(|word| said.contains(word)), "{status}: {said}");
+    eprintln!("{said}");
+    node.terminate_agent().await?;
+    let (status, said) = node.status().await?;
+    let words =
+        ["✓ node edge-1", "✗ the agent: it does not answer", "✓ containerd ", "paused: 0 of 1 images"];
+    ensure!(status == 1 && words.iter().all(|word| said.contains(word)), "{status}: {said}");
     // It comes back to a job that is still paused.
     node.restart_agent()?;
     node.is_connected().await?;

@@ -12,11 +12,12 @@
 //! [`tasks::agent`] is pure and decides; [`tasks::executor`] carries out one task; `tasks::node` connects both with
 //! tunnel and ledger; [`run`] is the program. Only items that other crates use are public.
 
-/// The command line, and the commands `install`, `pull` and `uninstall`.
+/// The command line, and the commands `install`, `pull`, `status` and `uninstall`.
 mod commands {
     pub(crate) mod args;
     pub(crate) mod install;
     pub(crate) mod pull;
+    pub(crate) mod status;
     pub(crate) mod uninstall;
 }
 
@@ -68,5 +69,6 @@ mod machine;
 mod metrics;
 mod node_clock;
 pub mod run;
+mod status;
 mod time_zone;
 mod units;

@@ -18,6 +18,7 @@ use prometheus_client::registry::Registry;
 
 use crate::clock::{CloudClock, timestamp};
 use crate::error_class::ErrorClass;
+use crate::status::StatusBoard;
 
 /// Version of the running program.
 const BUILD: Build = Build { version: env!("CARGO_PKG_VERSION") };
@@ -132,7 +133,7 @@ pub(crate) enum PluginOutcome {
     Malformed,
 }
 
-/// All metrics of edgecore-prepull, and whether the container runtime answers.
+/// All metrics of edgecore-prepull, whether the container runtime answers, and what a person at the box asks for.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
@@ -140,6 +141,7 @@ pub(crate) struct Metrics {
     runtime_up: AtomicBool,
     /// The node's own windows, once they are known.
     windows: OnceLock<(Openings, Arc<CloudClock>)>,
+    status: StatusBoard,
 }
 
 impl Default for Metrics {
@@ -148,11 +150,22 @@ impl Default for Metrics {
         let counted = Counted::default();
         counted.register(&mut registry);
         counted.build_info.get_or_create(&BUILD).set(1);
-        Self { registry, counted, runtime_up: AtomicBool::new(false), windows: OnceLock::new() }
+        Self {
+            registry,
+            counted,
+            runtime_up: AtomicBool::new(false),
+            windows: OnceLock::new(),
+            status: StatusBoard::default(),
+        }
     }
 }
 
 impl Metrics {
+    /// Connection and tasks, for a person at the box.
+    pub(crate) fn status(&self) -> &StatusBoard {
+        &self.status
+    }
+
     /// Sets whether the tunnel is up.
     pub(crate) fn set_connected(&self, up: bool) {
         self.counted.connected.set(i64::from(up));

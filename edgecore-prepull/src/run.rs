@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, anyhow};
 use clap::{CommandFactory, Parser};
@@ -25,7 +25,7 @@ use crate::cloud::join::{self, JoinArgs};
 use crate::cloud::tunnel::Link;
 use crate::cloud::tunnel::dial::{self, Dial};
 use crate::commands::args::{Cli, Command, RunArgs};
-use crate::commands::{install, pull, uninstall};
+use crate::commands::{install, pull, status, uninstall};
 use crate::config::{Effective, Listen, MaxTasks, Rate, Settings};
 use crate::images::fetch::{Fetching, Neighbourhood};
 use crate::images::providers::{Providers, Stderr};
@@ -67,6 +67,7 @@ pub fn main() -> ExitCode {
         Command::Join(args) => block_on(join(args)),
         Command::Run(args) => run_agent(*args),
         Command::Pull(args) => block_on(pull::run(args)),
+        Command::Status(args) => block_on(status::run(args)),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "edgecore-prepull", &mut std::io::stdout());
             Ok(ExitCode::SUCCESS)
@@ -122,6 +123,7 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<ExitCode> {
         providers,
     } = settings;
     let metrics = Arc::new(Metrics::default());
+    metrics.status().start(SystemTime::now());
     let providers = Arc::new(Providers::load(&providers, Stderr::Dropped, Some(&metrics))?);
     check_urls(&tunnel_urls, &enroll_urls)?;
     let clock = node_clock(download_windows)?;

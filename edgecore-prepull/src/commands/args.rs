@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use prepull_program::log::LogArgs;
 
 use crate::cloud::join::JoinArgs;
 use crate::commands::install::args::{InstallArgs, UninstallArgs};
-use crate::config::{Amount, DownloadWindow, Percent, Rate, Settings};
+use crate::config::{Amount, DownloadWindow, Listen, Percent, Rate, Settings};
 use crate::images::fetch::FetchMode;
 use crate::images::runtime::RuntimeEndpoint;
 
@@ -21,6 +21,7 @@ use crate::images::runtime::RuntimeEndpoint;
     after_help = "\
 Examples:
   PREPULL_TOKEN=TOKEN edgecore-prepull install --server cloudcore.example --node-name edge-1
+  edgecore-prepull status
   edgecore-prepull uninstall
   edgecore-prepull pull nginx:1.25 redis:7"
 )]
@@ -43,6 +44,8 @@ pub(crate) enum Command {
     Run(Box<RunArgs>),
     /// Pull images on this machine now, without the cloud
     Pull(PullArgs),
+    /// Show whether this machine is connected, what it downloads, and what is in its way
+    Status(StatusArgs),
     /// Print the completion script of a shell
     #[command(
         after_help = "Example:\n  edgecore-prepull completion bash > /etc/bash_completion.d/edgecore-prepull"
@@ -51,6 +54,41 @@ pub(crate) enum Command {
         /// The shell
         shell: Shell,
     },
+}
+
+/// The arguments of `status`.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = "\
+Examples:
+  edgecore-prepull status
+  edgecore-prepull status -o json
+
+As root: the state directory and the socket of the runtime are root's. Where the agent doesn't run, it shows what is on the disk.
+
+Exit status: 0 if the agent is connected and the runtime answers, 1 if not, 2 for wrong usage.")]
+pub(crate) struct StatusArgs {
+    /// YAML file with the settings of the agent [default: /etc/edgecore-prepull/config.yaml, if it is there]
+    #[arg(long, value_name = "FILE", env = "PREPULL_CONFIG")]
+    pub(crate) config: Option<PathBuf>,
+    /// Directory with the identity and the ledger [default: that of the settings]
+    #[arg(long, value_name = "DIR", env = "PREPULL_STATE_DIR")]
+    pub(crate) state_dir: Option<PathBuf>,
+    /// Socket of the container runtime [default: that of the settings]
+    #[arg(long, value_name = "ENDPOINT", env = "PREPULL_RUNTIME_ENDPOINT")]
+    pub(crate) runtime_endpoint: Option<RuntimeEndpoint>,
+    /// Where the agent serves metrics and health [default: that of the settings]
+    #[arg(long, value_name = "ADDR", env = "PREPULL_METRICS_LISTEN")]
+    pub(crate) metrics_listen: Option<Listen>,
+    /// What is printed [default: text for people]
+    #[arg(short, long, value_enum, value_name = "FORMAT")]
+    pub(crate) output: Option<StatusOutput>,
+}
+
+/// What `status` prints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum StatusOutput {
+    /// JSON for programs
+    Json,
 }
 
 /// Settings of the agent. A flag wins over its environment variable, and both over the file.

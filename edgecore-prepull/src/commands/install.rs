@@ -6,7 +6,7 @@
 //! ```
 
 pub(crate) mod args;
-mod connection;
+pub(crate) mod connection;
 pub(crate) mod elsewhere;
 pub(crate) mod machine;
 pub(crate) mod places;

@@ -1,11 +1,13 @@
-//! Plain HTTP for Prometheus and for health probes: /metrics, /healthz and /readyz.
+//! Plain HTTP for Prometheus and for health probes: /metrics, /healthz and /readyz; and /status for this machine alone.
 
 use std::future::ready;
+use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use hyper::{HeaderMap, StatusCode};
 use prepull_program::http::{self, Answer, TEXT, answer_metrics, answer_request};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
 use crate::metrics::Metrics;
@@ -15,24 +17,33 @@ const CONNECTIONS: usize = 16;
 
 /// Serves until `shutdown`.
 pub(super) async fn serve(listener: TcpListener, metrics: Arc<Metrics>, shutdown: CancellationToken) {
-    let serve_one = |stream| {
+    let serve_one = |stream: TcpStream| {
         let metrics = Arc::clone(&metrics);
+        let from = stream.peer_addr().ok().map(|address| address.ip().to_canonical());
         answer_request(stream, move |request| {
-            ready(answer(&metrics, request.uri().path(), request.headers()))
+            ready(answer(&metrics, from, request.uri().path(), request.headers()))
         })
     };
     http::serve_connections(listener, CONNECTIONS, shutdown, serve_one).await;
 }
 
-fn answer(metrics: &Metrics, path: &str, headers: &HeaderMap) -> Answer {
+const JSON: &str = "application/json";
+
+fn answer(metrics: &Metrics, from: Option<IpAddr>, path: &str, headers: &HeaderMap) -> Answer {
     match path {
+        // Names of jobs and images are for those who are on the machine.
+        "/status" if from.is_some_and(|from| from.is_loopback()) => {
+            let status = metrics.status().read(Instant::now());
+            (StatusCode::OK, JSON, serde_json::to_string(&status).unwrap_or_default())
+        }
+        "/status" => (StatusCode::FORBIDDEN, TEXT, "only this machine may ask for /status\n".to_owned()),
         "/healthz" => (StatusCode::OK, TEXT, "ok\n".to_owned()),
         "/readyz" if metrics.is_runtime_up() => (StatusCode::OK, TEXT, "ok\n".to_owned()),
         "/readyz" => {
             (StatusCode::SERVICE_UNAVAILABLE, TEXT, "the container runtime does not answer\n".to_owned())
         }
         "/metrics" => answer_metrics(headers, metrics.render()),
-        _ => (StatusCode::NOT_FOUND, TEXT, "there are /metrics, /healthz and /readyz\n".to_owned()),
+        _ => (StatusCode::NOT_FOUND, TEXT, "there are /metrics, /healthz, /readyz and /status\n".to_owned()),
     }
 }
 
@@ -43,10 +54,22 @@ mod tests {
     #[test]
     fn the_runtime_decides_readiness() {
         let metrics = Metrics::default();
-        let status_of = |path| answer(&metrics, path, &HeaderMap::new()).0;
+        let status_of = |path| answer(&metrics, None, path, &HeaderMap::new()).0;
         assert_eq!(status_of("/readyz"), StatusCode::SERVICE_UNAVAILABLE);
         metrics.set_runtime_up(true);
         assert_eq!(status_of("/readyz"), StatusCode::OK);
         assert_eq!(status_of("/"), StatusCode::NOT_FOUND);
+    }
+
+    #[test]
+    fn only_this_machine_reads_the_status() {
+        let metrics = Metrics::default();
+        metrics.status().connect("cloud.example:10000".to_owned(), std::time::SystemTime::now());
+        let ask = |from: &str| answer(&metrics, from.parse().ok(), "/status", &HeaderMap::new());
+        let (status, _, text) = ask("127.0.0.1");
+        assert!(status == StatusCode::OK && text.contains("cloud.example:10000"), "{text}");
+        for other in ["10.0.0.7", "fe80::1"] {
+            assert_eq!(ask(other).0, StatusCode::FORBIDDEN);
+        }
     }
 }

@@ -100,6 +100,11 @@ impl Agent {
         open.take(MAX_OPEN_TASKS).collect()
     }
 
+    /// The records of the tasks, each with its stage in words.
+    pub(crate) fn records(&self) -> impl Iterator<Item = (&TaskRecord, &'static str)> {
+        self.tasks.values().map(|entry| (entry.record(), entry.stage().as_str()))
+    }
+
     /// Number of tasks.
     pub fn len(&self) -> usize {
         self.tasks.len()

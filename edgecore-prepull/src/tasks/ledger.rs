@@ -91,6 +91,20 @@ fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Ledg
     }
 }
 
+/// Reads the records of a state directory that an agent may have locked. What can't be read is left out.
+pub(crate) fn read_beside_agent(state_dir: &Path) -> Result<Vec<TaskRecord>, LedgerError> {
+    let tasks = state_dir.join(TASKS);
+    let mut records = Vec::new();
+    for entry in fs::read_dir(&tasks).map_err(io_error("list", &tasks))? {
+        let path = entry.map_err(io_error("list", &tasks))?.path();
+        if path.extension().is_some_and(|extension| extension == "json") {
+            records.extend(read_record(&path).ok());
+        }
+    }
+    records.sort_by(|a, b| (a.accepted, a.id()).cmp(&(b.accepted, b.id())));
+    Ok(records)
+}
+
 /// The records in a state directory. The directory is locked while this exists.
 #[derive(Debug)]
 pub(crate) struct Ledger {

@@ -35,6 +35,7 @@ use crate::images::providers::Providers;
 use crate::images::puller::{Puller, Unpinned};
 use crate::images::site::Hub;
 use crate::metrics::Metrics;
+use crate::status::TaskStatus;
 use crate::tasks::agent::{
     Agent, AgentEffect, AgentEvent, BootTime, Execution, NodeClock, Now, TaskEnd, TaskRecord,
 };
@@ -142,6 +143,7 @@ impl<P: Puller> Node<P> {
         let _tidying = AbortOnDropHandle::new(tokio::spawn(async move { executor.keep_tidy().await }));
         loop {
             self.metrics.set_open_tasks(self.agent.len());
+            self.metrics.status().set_tasks(self.agent.records().map(describe_task).collect());
             let tick = self.agent.next_tick().map(Instant::from_std);
             let front = self.outbox.front().cloned();
             tokio::select! {
@@ -242,6 +244,7 @@ impl<P: Puller> Node<P> {
         });
         let (control, receiver) = watch::channel(TaskControl { terms: execution.terms.clone(), stop: None });
         self.controls.insert(id.clone(), control);
+        self.metrics.status().begin(&execution.task);
         let executor = self.executor.clone();
         let named_updates = self.updates.0.clone();
         let name = id.clone();
@@ -266,6 +269,7 @@ impl<P: Puller> Node<P> {
         };
         let Some(task) = self.tasks_by_execution.remove(&id) else { return };
         self.controls.remove(&task);
+        self.metrics.status().end(&task);
         match ended {
             Ok(end) => {
                 if end.outcome == TaskOutcome::Succeeded {
@@ -288,6 +292,8 @@ impl<P: Puller> Node<P> {
         match update {
             TaskUpdate::Checked(outcome) => self.handle(AgentEvent::Checked(task, outcome)),
             TaskUpdate::Progress { images, waits } => {
+                let now = Instant::now().into_std();
+                self.metrics.status().note(&task, &images, &waits, now);
                 // Progress bypasses the outbox, and is dropped if the link is full: it's outdated a second later.
                 let progress = AgentEvent::Progress(Progress { task, images, waits });
                 for effect in self.agent.handle(progress, self.now()) {
@@ -401,6 +407,22 @@ impl<P: Puller> Node<P> {
             let _ = answer.send(describe_node(&*puller, &metrics, max_tasks, open, clock).await);
         });
     }
+}
+
+/// A task of the ledger for a person.
+pub(crate) fn describe_task((record, state): (&TaskRecord, &'static str)) -> (TaskId, TaskStatus) {
+    let ended = match &record.result {
+        Some(result) => result.images.len(),
+        None => record.images.iter().flatten().count(),
+    };
+    let status = TaskStatus {
+        title: record.task.title.clone(),
+        state: state.to_owned(),
+        images: record.task.images.len(),
+        ended,
+        ..TaskStatus::default()
+    };
+    (record.id().clone(), status)
 }
 
 fn boot_time() -> Option<BootTime> {

@@ -172,6 +172,9 @@ impl Dial {
             let Some(ended) = end.for_route(lasted.is_some()) else { break };
             let wait = route.advance(ended, lasted, random());
             let (address, next) = (endpoint.authority(), endpoints[route.index()].authority());
+            if let Some(metrics) = &self.metrics {
+                metrics.status().disconnect(address.clone(), end.to_string(), wait, SystemTime::now());
+            }
             if lasted.is_some() {
                 tracing::info!(address, reason = %end, reconnect_in = ?wait, next, "disconnected from the cloud");
             } else {
@@ -250,6 +253,9 @@ impl Dial {
     fn measure_session(&self, endpoint: Option<&Endpoint>) {
         if let Some(metrics) = &self.metrics {
             metrics.set_session(endpoint.map(Endpoint::authority));
+            if let Some(endpoint) = endpoint {
+                metrics.status().connect(endpoint.authority(), SystemTime::now());
+            }
         }
     }
 

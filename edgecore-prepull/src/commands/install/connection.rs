@@ -42,7 +42,7 @@ fn find_session(metrics: &str) -> Option<String> {
 }
 
 /// HTTP/1.0, so that the answer is not chunked and ends with the connection.
-async fn get(listen: SocketAddr, path: &str) -> io::Result<String> {
+pub(crate) async fn get(listen: SocketAddr, path: &str) -> io::Result<String> {
     let exchange = async {
         let mut stream = TcpStream::connect(dialled(listen)).await?;
         stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: {listen}\r\n\r\n").as_bytes()).await?;

@@ -54,6 +54,19 @@ pub(super) enum Stage {
     Ended,
 }
 
+impl Stage {
+    /// The stage for a person.
+    pub(super) fn as_str(&self) -> &'static str {
+        match self {
+            Self::Storing(_) => "is being stored",
+            Self::NeedsKeys { .. } => "waits for the cloud, which has its credentials",
+            Self::Queued { .. } => "waits for its turn",
+            Self::Running => "runs",
+            Self::Ending | Self::Ended => "has ended, and the cloud has not taken the result yet",
+        }
+    }
+}
+
 /// The state of the record on disk.
 #[derive(Debug, PartialEq, Eq)]
 enum Saving {
