@@ -65,6 +65,7 @@ mod site_liars;
 mod site_streams;
 mod sites;
 mod stalls;
+mod tasks;
 mod traces;
 mod tries;
 mod unpacking;

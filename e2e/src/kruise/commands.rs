@@ -1,7 +1,7 @@
 //! Shell commands and `kubectl edit`, as in the manual.
 
 use std::os::unix::fs::symlink;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
@@ -15,6 +15,17 @@ impl Cluster {
         let mut command = self.shell_command()?;
         command.args(["-ec", line]);
         parts::output(command).await.with_context(|| line.to_owned())
+    }
+
+    /// Runs a line of shell like [`Self::shell`], in this directory. Returns its exit status, and its output with its errors.
+    pub async fn shell_status(&self, dir: &Path, line: &str) -> Result<(i32, String)> {
+        let mut command = self.shell_command()?;
+        command.current_dir(dir).args(["-c", line]).env("COLUMNS", "160").env("NO_COLOR", "1");
+        let output =
+            tokio::process::Command::from(command).output().await.with_context(|| line.to_owned())?;
+        let all = [output.stdout, output.stderr].concat();
+        let status = output.status.code().context("a signal has ended it")?;
+        Ok((status, String::from_utf8_lossy(&all).into_owned()))
     }
 
     /// Runs `kubectl apply`, which removes fields that the YAML no longer has.
