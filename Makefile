@@ -70,7 +70,7 @@ check: ## While one works: format, clippy, unit tests, one test on real parts
 	@PREPULL_E2E_LOGS=$(TARGET)/check-logs $(SETUP)/with-parts.sh $(TARGET)/debug bash -ec '$(CHECK)'
 
 test: ## Every test, on real parts; afterwards no log may hold a credential
-	@NEEDS='chromium-headless-shell:chromium-headless-shell' $(SETUP)/prepare.sh '$(NEXTEST) --version' '$(BUILD_TESTS)'
+	@NEEDS='chromium-headless-shell:chromium-headless-shell npm:npm' $(SETUP)/prepare.sh '$(NEXTEST) --version' '$(BUILD_TESTS)'
 	@$(SETUP)/with-parts.sh --search-secrets $(TARGET)/debug env PREPULL_E2E_RECORD=1 bash -ec '$(TEST) && $(REPLAY)'
 
 test-oldest: ## The end-to-end tests with the oldest API server that we promise, 1.20 (built once, about 4 minutes)

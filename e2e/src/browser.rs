@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use base64::Engine;
@@ -35,6 +36,8 @@ struct Socket {
     asked: u64,
     /// Errors of the page, including logged ones.
     complaints: Vec<String>,
+    /// Requests that the browser gave up because an interface of the machine has changed: another test made a network.
+    interrupted: usize,
     questions: Vec<String>,
 }
 
@@ -69,7 +72,8 @@ impl Browser {
             .max_frame_size(Some(MAX_MESSAGE));
         let url = format!("ws://127.0.0.1:{port}{path}");
         let (stream, _) = tokio_tungstenite::client_async_with_config(url, stream, Some(config)).await?;
-        let mut socket = Socket { stream, asked: 0, complaints: Vec::new(), questions: Vec::new() };
+        let mut socket =
+            Socket { stream, asked: 0, complaints: Vec::new(), interrupted: 0, questions: Vec::new() };
         let targets = socket.ask(None, "Target.getTargets", json!({})).await?;
         let pages = targets["targetInfos"].as_array().into_iter().flatten();
         let page =
@@ -80,9 +84,15 @@ impl Browser {
         for domain in ["Page.enable", "Runtime.enable", "Log.enable"] {
             socket.ask(Some(&session), domain, json!({})).await?;
         }
+        let browser = Self { socket: Mutex::new(socket), session, _process: process, _place: place };
+        browser.resize(width, height).await?;
+        Ok(browser)
+    }
+
+    /// Changes the size of the window, in CSS pixels.
+    pub async fn resize(&self, width: u32, height: u32) -> Result<()> {
         let size = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": false });
-        socket.ask(Some(&session), "Emulation.setDeviceMetricsOverride", size).await?;
-        Ok(Self { socket: Mutex::new(socket), session, _process: process, _place: place })
+        self.ask("Emulation.setDeviceMetricsOverride", size).await.map(drop)
     }
 
     async fn ask(&self, method: &str, parameters: Value) -> Result<Value> {
@@ -91,11 +101,18 @@ impl Browser {
 
     /// Opens an address, and waits until it is loaded.
     pub async fn open(&self, url: &str) -> Result<()> {
+        let interrupted = AtomicUsize::new(self.socket.lock().await.interrupted);
         let opened = self.ask("Page.navigate", json!({ "url": url })).await?;
         ensure!(opened["errorText"].is_null(), "{url}: {}", opened["errorText"]);
         eventually("the page is loaded", SOON, async || {
             let state: String = self.run("document.readyState").await?;
             ensure!(state == "complete", "{state}");
+            // It would lack a script.
+            let now = self.socket.lock().await.interrupted;
+            if interrupted.swap(now, Ordering::Relaxed) != now {
+                self.ask("Page.reload", json!({})).await?;
+                bail!("a request was given up");
+            }
             Ok(())
         })
         .await
@@ -121,7 +138,8 @@ impl Browser {
     pub async fn says(&self, text: &str) -> Result<()> {
         eventually(&format!("the page shows {text:?}"), SOON, async || {
             let said = self.text().await?;
-            ensure!(said.contains(text), "it shows: {said}");
+            let complaints = self.complaints().await?;
+            ensure!(said.contains(text), "it shows: {said}\nand complains: {complaints:#?}");
             Ok(())
         })
         .await
@@ -162,6 +180,7 @@ impl Browser {
         let code = match key {
             "Tab" => 9,
             "Enter" => 13,
+            "Escape" => 27,
             "ArrowLeft" => 37,
             "ArrowRight" => 39,
             "ArrowDown" => 40,
@@ -194,9 +213,34 @@ impl Browser {
 
     /// Writes a screenshot to a file, as PNG.
     pub async fn picture(&self, file: &Path) -> Result<()> {
-        let taken = self.ask("Page.captureScreenshot", json!({ "format": "png" })).await?;
+        self.shoot(file, json!({ "format": "png" })).await
+    }
+
+    async fn shoot(&self, file: &Path, how: Value) -> Result<()> {
+        let taken = self.ask("Page.captureScreenshot", how).await?;
         let picture = STANDARD.decode(taken["data"].as_str().context("no picture")?)?;
         std::fs::write(file, picture).with_context(|| format!("cannot write {}", file.display()))
+    }
+
+    /// Writes a screenshot of the whole page, beyond the window, to a file, as PNG.
+    pub async fn long_picture(&self, file: &Path) -> Result<()> {
+        let [width, height]: [u32; 2] =
+            self.run("[innerWidth, document.documentElement.scrollHeight]").await?;
+        let clip = json!({ "x": 0, "y": 0, "width": width, "height": height, "scale": 1 });
+        self.shoot(file, json!({ "format": "png", "captureBeyondViewport": true, "clip": clip })).await
+    }
+
+    /// What axe-core finds, a line for each rule with its first element.
+    pub async fn axe(&self) -> Result<Vec<String>> {
+        if !self.run::<bool>("'axe' in window").await? {
+            let script = std::fs::read_to_string(parts::axe_core().await?)?;
+            self.run::<Value>(&format!("{script}; 1")).await?;
+        }
+        self.run(
+            "axe.run(document, {resultTypes: ['violations']}).then(({violations}) => violations.map((found) => \
+             `${found.id}: ${found.help}: ${found.nodes.length} × ${found.nodes[0].html}: ${found.nodes[0].failureSummary}`))",
+        )
+        .await
     }
 
     /// Errors of the page so far.
@@ -238,7 +282,12 @@ impl Socket {
                         self.complaints.push(details["exception"]["description"].to_string());
                     }
                     Some("Log.entryAdded") if told["params"]["entry"]["level"] == "error" => {
-                        self.complaints.push(told["params"]["entry"]["text"].to_string());
+                        let text = told["params"]["entry"]["text"].to_string();
+                        if text.contains("ERR_NETWORK_CHANGED") {
+                            self.interrupted += 1;
+                        } else {
+                            self.complaints.push(text);
+                        }
                     }
                     _ => {}
                 }

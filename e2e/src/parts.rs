@@ -90,6 +90,11 @@ pub fn chromium() -> Result<PathBuf> {
     found.context("there is no Chromium: install chromium-headless-shell, as `make test` does")
 }
 
+/// Path of the script of axe-core, from the cache or from npm's registry.
+pub async fn axe_core() -> Result<PathBuf> {
+    Ok(output(Command::new(setup_dir().join("axe-core.sh"))).await?.trim().into())
+}
+
 /// Path of containerd: in `PREPULL_CONTAINERD_DIR`, or in PATH.
 pub fn containerd() -> PathBuf {
     containerd_dir().unwrap_or_default().join("containerd")
