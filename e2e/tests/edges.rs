@@ -101,9 +101,7 @@ async fn only_readers_of_edges_see_them() -> Result<()> {
     browser.says("Nodes that have ended").await?;
     let marks = async || {
         browser
-            .run::<Vec<String>>(
-                "[...document.querySelectorAll('svg title')].map((title) => title.textContent)",
-            )
+            .run::<Vec<String>>("[...document.querySelectorAll('.marks li')].map((mark) => mark.textContent)")
             .await
     };
     ensure!(!marks().await?.iter().any(|mark| mark.contains("Failover")), "there was no failover yet");
@@ -155,6 +153,12 @@ async fn only_readers_of_edges_see_them() -> Result<()> {
         Ok(())
     })
     .await?;
+    // A revoked box looks revoked.
+    second.command(&["node", "revoke", "edge-real"]).await?;
+    browser.click("Edges").await?;
+    browser.says("revoked, kept out").await?;
+    browser.click("edge-real").await?;
+    browser.says("It gets no session and no certificate.").await?;
     a_site_is_shown(&cluster, &second, &page).await
 }
 

@@ -44,6 +44,7 @@ mod ops;
 mod other_runtimes;
 mod overriders;
 mod page;
+mod page_states;
 mod partitions;
 mod pins;
 mod plugin;

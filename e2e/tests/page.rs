@@ -14,12 +14,19 @@ use prepull_e2e::plugin::PageServer;
 use prepull_e2e::prelude::*;
 use serde_json::{Value, json};
 
+use crate::page_states::fits;
+
 /// The page server.
 pub(crate) struct Page(PageServer);
 
 impl Page {
     pub(crate) async fn serve(kubeconfig: &Path) -> Result<Self> {
         Ok(Self(Person::new(kubeconfig).serves_page().await?))
+    }
+
+    /// The address of the page.
+    pub(crate) fn url(&self) -> &str {
+        self.0.url()
     }
 
     /// The page in a browser.
@@ -36,9 +43,12 @@ impl Page {
     }
 }
 
-/// Stores a picture with the logs, or in `PREPULL_PICTURES`, for the pictures in the docs.
+/// Pictures that the docs show.
+const SHOWN: [&str; 4] = ["job-failed", "job-500", "job-10000", "jobs-phone"];
+
+/// Stores a picture with the logs; one that the docs show in `PREPULL_PICTURES`, if that is set.
 pub(crate) async fn picture(browser: &Browser, name: &str) -> Result<()> {
-    let dir = std::env::var_os("PREPULL_PICTURES").map(PathBuf::from);
+    let dir = std::env::var_os("PREPULL_PICTURES").filter(|_| SHOWN.contains(&name)).map(PathBuf::from);
     let dir = dir.map_or_else(|| Place::here().map(|place| place.logs().to_owned()), Ok)?;
     std::fs::create_dir_all(&dir)?;
     browser.picture(&dir.join(format!("{name}.png"))).await
@@ -62,6 +72,8 @@ async fn the_page_shows_and_controls_a_job() -> Result<()> {
     let job =
         site.job("morning").images([&there, &missing]).on(nodes).concurrency(2).retries(0).apply().await?;
     phase_is(&job, JobPhase::Failure).await?;
+    let wrong = site.job("wrong").images(["r.example/App:v1"]).on(nodes).apply().await?;
+    phase_is(&wrong, JobPhase::Failure).await?;
     // A job of OpenKruise is a row among the others.
     site.cluster.install_kruise().await?;
     site.cluster.pull_job("evening", &there).apply().await?;
@@ -70,6 +82,13 @@ async fn the_page_shows_and_controls_a_job() -> Result<()> {
     let browser = page.opened().await?;
     browser.says("2 failed of 2 nodes").await?;
     browser.says("imagepulljob/evening -n default").await?;
+    // A refused job shows its reason and the remedy, and no empty cards.
+    browser.click("wrong").await?;
+    browser.says("No node has begun. Correct the field").await?;
+    let shown = browser.text().await?;
+    ensure!(shown.contains("Refused") && shown.contains("lowercase"), "{shown}");
+    ensure!(!shown.contains("Nodes that have ended") && !shown.contains("Group nodes"), "{shown}");
+    browser.click("Jobs").await?;
     browser.click("morning").await?;
     browser.says("Failures by reason").await?;
     browser.says("2 × NotFound").await?;
@@ -178,8 +197,13 @@ subjects: [{kind: User, name: jane, apiGroup: rbac.authorization.k8s.io}]
         .run("[...document.querySelectorAll('.buttons button')].filter((button) => button.offsetParent).map((button) => button.textContent)")
         .await?;
     ensure!(buttons.is_empty(), "{buttons:?}");
+    browser.says("You can look at this job and not change it").await?;
+    fits(&browser, "job-read-only").await?;
     browser.click("Sites").await?;
     browser.says("The sites can't be shown: user jane lacks a right").await?;
+    browser.click("Edges").await?;
+    browser.says("The edges can't be shown: user jane lacks a right").await?;
+    fits(&browser, "edges-forbidden").await?;
     browser.click("Jobs").await?;
 
     // A user without even the right to view gets no page, and learns which right is missing.
@@ -187,11 +211,14 @@ subjects: [{kind: User, name: jane, apiGroup: rbac.authorization.k8s.io}]
     let said = tokio::time::timeout(SOON, ann.runs("ui --no-open")).await.context("the page is served")??;
     said.is(1, &["user ann lacks a right: to list imagepr"])?;
 
-    // While the cluster doesn't answer, the page shows that, also if it's opened then.
+    // While the cluster doesn't answer, the page shows since when, also if it's opened then.
     cluster.stop_api()?;
-    browser.says("cannot be watched").await?;
-    let late = page.opened().await?;
-    late.says("cannot be watched").await?;
+    for browser in [&browser, &page.opened().await?] {
+        for text in ["not live since", "Changes may be missing since", "the API server https://"] {
+            browser.says(text).await?;
+        }
+    }
+    fits(&browser, "disconnected").await?;
     cluster.start_api().await?;
 
     let curl = async |arguments: &[&str]| {
@@ -263,7 +290,7 @@ fn chance_of(node: usize) -> usize {
 
 /// A job of this many nodes in the form that cloudcore would write, with a few failures. Returns the number of
 /// successful nodes.
-async fn made_up_job(cluster: &Cluster, name: &str, nodes: usize) -> Result<usize> {
+pub(crate) async fn made_up_job(cluster: &Cluster, name: &str, nodes: usize) -> Result<usize> {
     let job = cluster.job(name).images(["registry.invalid/a:1"]).on(["edge-0"]).apply().await?;
     let began = Timestamp::from_second(Timestamp::now().as_second() - RAN)?;
     let names: Vec<String> = (0..nodes).map(|node| format!("edge-{node:05}")).collect();
@@ -337,9 +364,16 @@ async fn five_hundred_nodes_are_grouped_by_site() -> Result<()> {
     let browser = page.opened().await?;
     browser.says(&format!("{successful} successful")).await?;
     browser.click("medium").await?;
-    browser.says("Nodes 1 to 100 of 500").await?;
+    browser.says("Nodes 1 to 25 of 500").await?;
     let height: u32 = browser.run("document.querySelector('canvas').clientHeight").await?;
     picture(&browser, "job-500").await?;
+    fits(&browser, "job-500").await?;
+    // Failed nodes come first in the table.
+    let states: Vec<String> = browser
+        .run("[...document.querySelectorAll('tbody td[data-column=State]')].map((cell) => cell.textContent)")
+        .await?;
+    let failed = states.iter().take_while(|state| *state == "failed").count();
+    assert_eq!((states.len(), failed), (25, 9), "{states:?}");
     // Without their headings, and with a line for each group, the squares take less room.
     browser
         .run::<Value>(
@@ -370,12 +404,13 @@ async fn ten_thousand_nodes_draw_without_stutter() -> Result<()> {
     let browser = page.opened().await?;
     browser.says("of 10,000 nodes").await?;
     browser.click("large").await?;
-    browser.says("Nodes 1 to 100 of 10,000").await?;
+    browser.says("Nodes 1 to 25 of 10,000").await?;
     browser.says("× NoSpace").await?;
     picture(&browser, "job-10000").await?;
+    fits(&browser, "job-10000").await?;
     // Changes arrive, and each redraws only its squares.
     let api: Api<ImagePrePullReport> = Api::all(cluster.client());
-    for index in 0..20 {
+    for index in 0..40 {
         let mut report = api.get(&format!("large-{index}")).await?;
         for node in &mut report.body.node_status {
             node.phase = NodePhase::Successful;

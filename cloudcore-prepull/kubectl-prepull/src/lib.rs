@@ -85,6 +85,7 @@ mod ui {
     pub(crate) mod command;
     mod feed;
     mod guard;
+    mod hearing;
     mod known;
     pub(crate) mod peer;
     mod rows;

@@ -81,7 +81,7 @@ pub(crate) async fn run(session: &Session, cluster: Cluster, args: &UiArgs) -> a
         axum::serve(listener, router(Arc::clone(&page)).into_make_service_with_connect_info::<SocketAddr>());
     tokio::select! {
         served = served.into_future() => Err(anyhow!("the page is served no longer: {served:?}")),
-        watched = watching.run(&page.cluster) => match watched {
+        watched = watching.run(&page.cluster, &page.system) => match watched {
             Ok(()) => Err(anyhow!("the watch of the jobs has ended")),
             Err(error) => Err(problem::explain(error, &place)),
         },

@@ -22,18 +22,27 @@ const PAUSE: Duration = Duration::from_millis(300);
 /// A part of a stream.
 type Part = Result<Event, Infallible>;
 
-/// The jobs: `hello`, `jobs`, and then `job`, `gone` and `problem`.
+/// The jobs: `hello`, `state`, `jobs`, and then `job`, `gone` and `state`.
 pub(crate) fn jobs(watching: Arc<Watching>, cluster: String) -> impl Stream<Item = Part> {
     let mut seen: Option<BTreeMap<String, Sent>> = None;
-    let mut problem = watching.problem();
-    // What is wrong already is news for a page that is opened now.
-    problem.mark_changed();
+    let mut seen_state = String::new();
     let next = move |watching: &Watching| {
-        let now = watching.known().jobs();
+        let known = watching.known();
+        let now = known.has_jobs().then(|| known.jobs());
+        let state = serde_json::to_string(&known.hearing().state()).unwrap_or_default();
+        drop(known);
         let mut events = Vec::new();
+        if seen_state.is_empty() {
+            events.push(event("hello", &serde_json::json!({ "cluster": cluster })));
+        }
+        if state != seen_state {
+            events.push(Event::default().event("state").data(&state));
+            seen_state = state;
+        }
+        // An empty list would read as a cluster without jobs.
+        let Some(now) = now else { return events };
         match &seen {
             None => {
-                events.push(event("hello", &serde_json::json!({ "cluster": cluster })));
                 let rows: Vec<&str> = now.values().map(|row| &*row.json).collect();
                 events.push(Event::default().event("jobs").data(format!("[{}]", rows.join(","))));
             }
@@ -49,11 +58,6 @@ pub(crate) fn jobs(watching: Arc<Watching>, cluster: String) -> impl Stream<Item
             }
         }
         seen = Some(now);
-        if problem.has_changed().unwrap_or(false)
-            && let Some(message) = problem.borrow_and_update().clone()
-        {
-            events.push(event("problem", &serde_json::json!({ "message": message })));
-        }
         events
     };
     stream(watching, next)

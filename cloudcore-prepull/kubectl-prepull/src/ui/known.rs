@@ -13,6 +13,7 @@ use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::kruise::ImagePullJob;
 use prepull_api::crd::report::{ImagePrePullReport, JOB_UID_LABEL};
 
+use super::hearing::Hearing;
 use super::rows::{JobRow, NodeRow};
 use crate::jobs;
 use crate::kruise::row_name;
@@ -33,6 +34,8 @@ pub(crate) struct Sent {
 pub(crate) struct Known {
     jobs: BTreeMap<String, Tracked>,
     listed_jobs: Listing<String>,
+    /// Whether all jobs are known.
+    has_jobs: bool,
     /// By the UID of their job, and by name.
     reports: HashMap<String, BTreeMap<String, Report>>,
     listed_reports: Listing<(String, String)>,
@@ -43,6 +46,8 @@ pub(crate) struct Known {
     listed_pull_jobs: Listing<(String, String)>,
     labels: HashMap<String, BTreeMap<String, String>>,
     listed_nodes: Listing<String>,
+    /// Whether the cluster is heard.
+    hearing: Hearing,
     changes: u64,
 }
 
@@ -71,6 +76,7 @@ impl Known {
             }
             Some(Change::Retain(names)) => {
                 self.jobs.retain(|name, _| names.contains(name));
+                self.has_jobs = true;
                 self.changes += 1;
             }
             None => {}
@@ -171,9 +177,16 @@ impl Known {
         }
     }
 
-    /// Something else has happened that a page is to hear of.
-    pub(crate) fn note(&mut self) {
-        self.changes += 1;
+    /// Whether the cluster is heard.
+    pub(crate) fn hearing(&self) -> &Hearing {
+        &self.hearing
+    }
+
+    /// Changes what is known about the connection. The pages learn of it if it's news.
+    pub(crate) fn hear(&mut self, change: impl FnOnce(&mut Hearing)) {
+        let before = self.hearing.clone();
+        change(&mut self.hearing);
+        self.changes += u64::from(self.hearing.state() != before.state());
     }
 
     /// Rebuilds the rows of jobs that have changed or run; `passed` is the time since the start. Returns a number that
@@ -203,6 +216,11 @@ impl Known {
         self.changes
     }
 
+    /// Whether all jobs are known, with their rows: until then one that is missing may exist.
+    pub(crate) fn has_jobs(&self) -> bool {
+        self.has_jobs && self.jobs.values().all(|job| job.row.is_some())
+    }
+
     /// The rows of all jobs.
     pub(crate) fn jobs(&self) -> BTreeMap<String, Sent> {
         let rows = self.jobs.iter().filter_map(|(name, job)| Some((name.clone(), job.row.clone()?)));
@@ -216,6 +234,15 @@ impl Known {
         let reports = uid.and_then(|uid| self.reports.get(&uid));
         let nodes = reports.into_iter().flat_map(BTreeMap::values).flat_map(|report| &report.nodes);
         nodes.map(|node| (node.name.clone(), Arc::clone(node))).collect()
+    }
+
+    /// The jobs of a node, by name, each with its row there.
+    pub(crate) fn jobs_of(&self, node: &str) -> BTreeMap<&str, &NodeRow> {
+        let row = |job: &Tracked| {
+            let reports = self.reports.get(&job.job.uid()?)?;
+            reports.values().flat_map(|report| &report.nodes).map(Arc::as_ref).find(|row| row.name == node)
+        };
+        self.jobs.iter().filter_map(|(name, job)| Some((name.as_str(), row(job)?))).collect()
     }
 
     /// The value of a label, of all nodes that have it.
@@ -239,139 +266,4 @@ fn uid_of_job(report: &ImagePrePullReport) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use serde_json::json;
-
-    use super::*;
-
-    fn job(name: &str, uid: &str) -> ImagePrePullJob {
-        serde_json::from_value(json!({
-            "apiVersion": "operations.kubeedge.io/v1alpha1", "kind": "ImagePrePullJob",
-            "metadata": { "name": name, "uid": uid },
-            "spec": { "imagePrePullTemplate": { "images": ["a:1"] } },
-        }))
-        .unwrap()
-    }
-
-    fn report(name: &str, uid: &str, nodes: &[(&str, &str)]) -> ImagePrePullReport {
-        let nodes: Vec<_> =
-            nodes.iter().map(|(node, phase)| json!({ "nodeName": node, "phase": phase })).collect();
-        serde_json::from_value(json!({
-            "metadata": { "name": name, "labels": { JOB_UID_LABEL: uid } }, "nodeStatus": nodes,
-        }))
-        .unwrap()
-    }
-
-    fn refreshed(known: &mut Known) -> u64 {
-        known.refresh(Timestamp::UNIX_EPOCH, Duration::from_secs(1))
-    }
-
-    #[test]
-    fn reports_join_jobs_by_uid() {
-        let mut known = Known::default();
-        known.take_report(Event::Apply(report("web-0", "1", &[("edge-1", "InProgress")])));
-        assert!(known.nodes("web").is_empty());
-        known.take_job(Event::Apply(job("web", "1")));
-        known.take_report(Event::Apply(report("web-1", "1", &[("edge-2", "Pending")])));
-        known.take_report(Event::Apply(report("web-0", "0", &[("edge-3", "Failure")])));
-        assert_eq!(known.nodes("web").into_keys().collect::<Vec<_>>(), ["edge-1", "edge-2"]);
-        // A job of the same name is another one.
-        known.take_job(Event::Apply(job("web", "0")));
-        assert_eq!(known.nodes("web").into_keys().collect::<Vec<_>>(), ["edge-3"]);
-        known.take_report(Event::Delete(report("web-0", "0", &[])));
-        assert!(known.nodes("web").is_empty());
-    }
-
-    #[test]
-    fn a_lists_bytes_are_no_download() {
-        let mut known = Known::default();
-        let part = |name: &str, done: u64| {
-            let image =
-                json!({ "image": "a:1", "status": "Unknown", "bytes": { "done": done, "total": 1_000_000 } });
-            let nodes = json!([{ "nodeName": name, "phase": "InProgress", "imageStatus": [image] }]);
-            let labels = json!({ JOB_UID_LABEL: "1" });
-            let report = json!({ "metadata": { "name": name, "labels": labels }, "nodeStatus": nodes });
-            serde_json::from_value::<ImagePrePullReport>(report).unwrap()
-        };
-        let rate = |known: &mut Known, second: u64| {
-            known.refresh(Timestamp::UNIX_EPOCH, Duration::from_secs(second));
-            let row: serde_json::Value = serde_json::from_str(&known.jobs()["web"].json).unwrap();
-            row["bytesPerSecond"].clone()
-        };
-        let mut running = job("web", "1");
-        let status = json!({ "phase": "InProgress", "summary": { "desired": 2, "inProgress": 2 } });
-        running.status = serde_json::from_value(status).unwrap();
-        known.take_job(Event::Apply(running));
-        known.take_report(Event::Init);
-        known.take_report(Event::InitApply(part("edge-1", 600_000)));
-        assert!(rate(&mut known, 1).is_null());
-        known.take_report(Event::InitApply(part("edge-2", 400_000)));
-        known.take_report(Event::InitDone);
-        assert!(rate(&mut known, 11).is_null(), "it was there before");
-        known.take_report(Event::Apply(part("edge-2", 500_000)));
-        assert_eq!(rate(&mut known, 21), 10_000);
-    }
-
-    #[test]
-    fn unchanged_rows_are_not_resent() {
-        let mut known = Known::default();
-        known.take_job(Event::Apply(job("web", "1")));
-        known.take_report(Event::Apply(report("r", "1", &[("edge-1", "Pending"), ("edge-2", "Pending")])));
-        let first = refreshed(&mut known);
-        let (rows, nodes) = (known.jobs(), known.nodes("web"));
-        assert_eq!(refreshed(&mut known), first, "nothing has happened");
-        known.take_report(Event::Apply(report("r", "1", &[("edge-1", "Pending"), ("edge-2", "Failure")])));
-        assert!(refreshed(&mut known) > first);
-        let now = known.nodes("web");
-        assert!(
-            Arc::ptr_eq(&nodes["edge-1"], &now["edge-1"]) && !Arc::ptr_eq(&nodes["edge-2"], &now["edge-2"])
-        );
-        assert_ne!(known.jobs()["web"], rows["web"], "its failures are part of the row");
-    }
-
-    #[test]
-    fn kruise_jobs_are_rows_with_namespace() {
-        let mut known = Known::default();
-        let of = |namespace: &str, succeeded: i32| -> ImagePullJob {
-            serde_json::from_value(json!({
-                "metadata": { "name": "web", "namespace": namespace },
-                "spec": { "image": "nginx:1.25" },
-                "status": { "desired": 2, "succeeded": succeeded, "startTime": "1970-01-01T00:00:00Z" },
-            }))
-            .unwrap()
-        };
-        known.take_pull_job(Event::Apply(of("shop", 1)));
-        known.take_pull_job(Event::Apply(of("team", 1)));
-        known.take_job(Event::Apply(job("web", "1")));
-        let first = refreshed(&mut known);
-        let names = ["imagepulljob/web -n shop", "imagepulljob/web -n team", "web"];
-        assert_eq!(known.jobs().into_keys().collect::<Vec<_>>(), names);
-        assert_eq!(refreshed(&mut known), first, "nothing has happened");
-        known.take_pull_job(Event::Apply(of("shop", 2)));
-        known.take_pull_job(Event::Delete(of("team", 1)));
-        assert!(refreshed(&mut known) > first);
-        let rows = known.jobs();
-        let row: serde_json::Value = serde_json::from_str(&rows[names[0]].json).unwrap();
-        assert_eq!((&row["job"], &row["nodes"]["successful"]), (&names[0].into(), &2.into()));
-        assert_eq!(rows.len(), 2);
-    }
-
-    #[test]
-    fn a_list_replaces_what_was_known() {
-        let mut known = Known::default();
-        for name in ["old", "kept"] {
-            known.take_job(Event::Apply(job(name, name)));
-            known.take_report(Event::Apply(report(name, name, &[("edge-1", "Pending")])));
-        }
-        known.take_job(Event::Init);
-        known.take_job(Event::InitApply(job("kept", "kept")));
-        known.take_job(Event::InitDone);
-        known.take_report(Event::Init);
-        known.take_report(Event::InitApply(report("kept", "kept", &[("edge-1", "Pending")])));
-        known.take_report(Event::InitDone);
-        refreshed(&mut known);
-        assert_eq!(known.jobs().into_keys().collect::<Vec<_>>(), ["kept"]);
-        assert_eq!((known.nodes("kept").len(), known.reports.len()), (1, 1));
-    }
-}
+mod tests;

@@ -3,11 +3,12 @@
 use jiff::Timestamp;
 use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::kruise::ImagePullJob;
-use prepull_api::crd::status::{NodePhase, NodeStatus};
+use prepull_api::crd::status::{JobPhase, NodePhase, NodeStatus};
 use prepull_api::failure::FailureCode;
 use serde::Serialize;
 
 use crate::kruise;
+use crate::progress::render::phase_of;
 use crate::progress::tally::{bytes_of, reason_of};
 use crate::progress::view::View;
 
@@ -54,6 +55,8 @@ impl NodeRow {
 pub(crate) struct JobRow {
     #[serde(flatten)]
     view: View,
+    /// The phase in the words of `kubectl prepull list`, or that its spec was refused before it began.
+    state: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     created: Option<Timestamp>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -66,8 +69,10 @@ impl JobRow {
     /// The row of a job of OpenKruise.
     pub(crate) fn of_kruise(job: &ImagePullJob, now: Timestamp) -> Self {
         let status = job.status.as_ref();
+        let view = kruise::row(job, now);
         Self {
-            view: kruise::row(job, now),
+            state: phase_of(&view).0,
+            view,
             created: job.metadata.creation_timestamp.as_ref().map(|time| time.0),
             began: status.and_then(|status| status.start_time.as_ref()).map(|time| time.0),
             ended: status.and_then(|status| status.completion_time.as_ref()).map(|time| time.0),
@@ -77,6 +82,7 @@ impl JobRow {
     pub(crate) fn new(job: &ImagePrePullJob, view: View) -> Self {
         let status = job.status.as_ref();
         Self {
+            state: state_of(job, &view),
             created: job.metadata.creation_timestamp.as_ref().map(|time| time.0),
             began: status.and_then(|status| status.start_time.as_ref()).map(|time| time.0),
             ended: status
@@ -84,6 +90,60 @@ impl JobRow {
                 .filter(|_| view.is_over)
                 .map(|time| time.0),
             view,
+        }
+    }
+}
+
+fn state_of(job: &ImagePrePullJob, view: &View) -> &'static str {
+    let conditions = job.status.iter().flat_map(|status| &status.conditions);
+    let is_refused = conditions.into_iter().any(|it| it.type_ == "Valid" && it.status == "False");
+    match view {
+        // The refusal of an edit is part of the reason, and the job goes on as before.
+        _ if is_refused && view.nodes.desired == 0 && view.phase == JobPhase::Failure => "Refused",
+        View { suspended: true, is_over: false, .. } => "Suspended",
+        _ => phase_of(view).0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::progress::tally::Tally;
+
+    fn state(spec: &Value, status: &Value) -> &'static str {
+        let job: ImagePrePullJob = serde_json::from_value(json!({
+            "apiVersion": "operations.kubeedge.io/v1alpha1", "kind": "ImagePrePullJob",
+            "metadata": { "name": "web", "generation": 1 }, "spec": spec, "status": status,
+        }))
+        .unwrap();
+        let view = View::new(&job, &Tally::default(), None, Timestamp::UNIX_EPOCH);
+        JobRow::new(&job, view).state
+    }
+
+    #[test]
+    fn refusal_and_suspension_are_states() {
+        let spec =
+            |suspend: bool| json!({ "imagePrePullTemplate": { "images": ["a:1"] }, "suspend": suspend });
+        let status = |phase: &str, desired: u32, failed: u32, valid: &str| {
+            let (time, reason) = ("1970-01-01T00:00:00Z", "Checked");
+            let valid = json!({ "type": "Valid", "status": valid, "reason": reason, "message": "", "lastTransitionTime": time });
+            json!({ "phase": phase, "observedGeneration": 1, "conditions": [valid],
+                    "summary": { "desired": desired, "failure": failed } })
+        };
+        for (suspend, status, expected) in [
+            (false, status("Failure", 0, 0, "False"), "Refused"),
+            (false, status("Failure", 0, 0, "True"), "Failure"),
+            (false, status("Failure", 2, 2, "False"), "Failure"),
+            (false, status("InProgress", 2, 0, "False"), "InProgress"),
+            (true, status("Init", 0, 0, "True"), "Suspended"),
+            (true, status("InProgress", 2, 0, "True"), "Suspended"),
+            (true, status("Completed", 2, 0, "True"), "Completed"),
+            (false, status("Completed", 2, 1, "True"), "Completed with failures"),
+        ] {
+            assert_eq!(state(&spec(suspend), &status), expected, "{status}");
         }
     }
 }

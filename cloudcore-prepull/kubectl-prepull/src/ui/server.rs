@@ -15,6 +15,7 @@ use axum::{Json, Router};
 use futures::TryStreamExt;
 use prepull_api::edges::EdgeQuery;
 use prepull_api::edges::sites::SiteQuery;
+use prepull_api::task::NodeName;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -65,6 +66,7 @@ pub(crate) fn router(page: Arc<Page>) -> Router {
         .route("/{token}/events/{job}", get(events_of_job))
         .route("/{token}/groups", get(groups))
         .route("/{token}/edges", get(all_edges))
+        .route("/{token}/jobs/{node}", get(jobs_of_node))
         .route("/{token}/sites", get(sites))
         .route("/{token}/leader", get(leader))
         .route("/{token}/may", get(may))
@@ -175,9 +177,23 @@ async fn groups(State(page): State<Arc<Page>>, Query(Grouping { label }): Query<
     Json(json!(page.watching.known().labelled(&label)))
 }
 
-/// All edges, from the leader.
-async fn all_edges(State(page): State<Arc<Page>>) -> Answer {
-    let query = EdgeQuery { site_label: Some(page.site_label.to_string()), ..EdgeQuery::default() };
+/// The jobs of a node, by name, each with its row there.
+async fn jobs_of_node(State(page): State<Arc<Page>>, Path((_, node)): Path<(String, String)>) -> Json<Value> {
+    Json(json!(page.watching.known().jobs_of(&node)))
+}
+
+#[derive(Deserialize)]
+struct OneEdge {
+    edge: Option<NodeName>,
+}
+
+/// All edges, or one of them, from the leader.
+async fn all_edges(State(page): State<Arc<Page>>, Query(OneEdge { edge }): Query<OneEdge>) -> Answer {
+    let query = EdgeQuery {
+        site_label: Some(page.site_label.to_string()),
+        names: Vec::from_iter(edge),
+        ..EdgeQuery::default()
+    };
     let pages = edges::pages(&page.cluster, &page.system, query);
     let listed = pages.try_fold(Vec::new(), async |mut edges, page| {
         edges.extend(page.items);

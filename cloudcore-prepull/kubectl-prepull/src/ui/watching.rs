@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use futures::{Stream, StreamExt};
 use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::core::PartialObjectMeta;
@@ -17,27 +17,29 @@ use prepull_api::crd::report::ImagePrePullReport;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
+use super::hearing::SERVER;
 use super::known::Known;
 use crate::cluster::Cluster;
+use crate::edges::{DOOR, SystemArgs};
 use crate::jobs::REPORTS_OF_A_PAGE;
-use crate::problem;
+use crate::leader::judge;
+use crate::problem::{self, Place};
 
 /// How often rows are made of what has changed: as fast as a person sees bars move.
 const FRAME: Duration = Duration::from_millis(300);
+/// How often the API server is asked whether it's there: a person learns within --request-timeout and this that it isn't.
+const LISTEN: Duration = Duration::from_secs(5);
 
 /// What is known, and who waits for changes of it.
 #[derive(Debug)]
 pub(crate) struct Watching {
     known: Mutex<Known>,
     changes: watch::Sender<u64>,
-    /// What keeps a watch from being heard, while it does.
-    problem: watch::Sender<Option<String>>,
 }
 
 impl Watching {
     pub(crate) fn new() -> Arc<Self> {
-        let known = Mutex::default();
-        Arc::new(Self { known, changes: watch::Sender::new(0), problem: watch::Sender::new(None) })
+        Arc::new(Self { known: Mutex::default(), changes: watch::Sender::new(0) })
     }
 
     /// What is known now.
@@ -50,17 +52,13 @@ impl Watching {
         self.changes.subscribe()
     }
 
-    /// What keeps the cluster from being heard.
-    pub(crate) fn problem(&self) -> watch::Receiver<Option<String>> {
-        self.problem.subscribe()
-    }
-
     /// Watches, until something is refused.
     ///
     /// # Errors
     ///
     /// A missing right, missing definitions, or credentials that are not accepted.
-    pub(crate) async fn run(&self, cluster: &Cluster) -> anyhow::Result<()> {
+    pub(crate) async fn run(&self, cluster: &Cluster, system: &SystemArgs) -> anyhow::Result<()> {
+        let place = cluster.place();
         let of_jobs = watcher(Api::<ImagePrePullJob>::all(cluster.watching()), watcher::Config::default())
             .default_backoff();
         let few = watcher::Config::default().page_size(REPORTS_OF_A_PAGE);
@@ -70,20 +68,25 @@ impl Watching {
         let of_pull_jobs = watcher(Api::<ImagePullJob>::all(cluster.watching()), watcher::Config::default())
             .default_backoff();
         tokio::try_join!(
-            self.take(of_jobs, "the jobs cannot be watched", Known::take_job),
-            self.take(of_reports, "the reports of jobs cannot be watched", Known::take_report),
+            self.take(of_jobs, place, "the jobs cannot be watched", Known::take_job),
+            self.take(of_reports, place, "the reports of jobs cannot be watched", Known::take_report),
             async {
                 // Without this right nodes are not grouped by their labels, and everything else works.
-                let _ = self.take(of_nodes, "the nodes cannot be watched", Known::take_node).await;
+                let taken = self.take(of_nodes, place, "the nodes cannot be watched", Known::take_node).await;
+                if let Err(error) = taken {
+                    let text = problem::text(&problem::explain(error, place));
+                    self.known().hear(|hearing| hearing.lack_sites(text));
+                }
                 std::future::pending::<anyhow::Result<()>>().await
             },
             async {
                 // Few clusters have OpenKruise's API, and not everybody may see its jobs.
                 let _ = self
-                    .take(of_pull_jobs, "OpenKruise's jobs cannot be watched", Known::take_pull_job)
+                    .take(of_pull_jobs, place, "OpenKruise's jobs cannot be watched", Known::take_pull_job)
                     .await;
                 std::future::pending::<anyhow::Result<()>>().await
             },
+            self.listen(cluster, system),
             self.make_rows(),
         )?;
         Ok(())
@@ -92,30 +95,60 @@ impl Watching {
     async fn take<K>(
         &self,
         events: impl Stream<Item = watcher::Result<Event<K>>>,
+        place: &Place,
         what: &'static str,
         take: impl Fn(&mut Known, Event<K>),
     ) -> anyhow::Result<()> {
         let mut events = std::pin::pin!(events);
         let mut is_heard = false;
         while let Some(event) = events.next().await {
-            match event.context(what) {
+            match event {
                 // The list is about to be requested: that shows nothing about the connection yet.
                 Ok(Event::Init) => take(&mut self.known(), Event::Init),
                 Ok(event) => {
                     is_heard = true;
-                    self.problem.send_if_modified(|problem| problem.take().is_some());
-                    take(&mut self.known(), event);
+                    let mut known = self.known();
+                    known.hear(|hearing| hearing.hear(what));
+                    take(&mut known, event);
                 }
-                // An API server that has just begun refuses for a moment what it has granted before.
-                Err(error) if problem::is_lasting(&error) && !is_heard => return Err(error),
-                // It is taken up again by itself.
                 Err(error) => {
-                    self.problem.send_replace(Some(problem::text(&error)));
-                    self.known().note();
+                    let error = anyhow::Error::from(error);
+                    // An API server that has just begun refuses for a moment what it has granted before.
+                    if problem::is_lasting(&error) && !is_heard {
+                        return Err(error.context(what));
+                    }
+                    // It is taken up again by itself.
+                    let text = format!("{what}: {}", problem::text(&problem::explain(error, place)));
+                    self.known().hear(|hearing| hearing.lose(what, text, Timestamp::now()));
                 }
             }
         }
         Ok(())
+    }
+
+    /// Asks the API server for the leader's Lease, again and again. A watch alone wouldn't notice that it is silent.
+    async fn listen(&self, cluster: &Cluster, system: &SystemArgs) -> anyhow::Result<()> {
+        let leases = Api::<Lease>::namespaced(cluster.client(), &system.system_namespace);
+        loop {
+            let lease = leases.get_opt(DOOR).await;
+            let now = Timestamp::now();
+            match lease {
+                Ok(lease) => {
+                    let gone = lease.and_then(|lease| judge(&lease, now).err());
+                    let text = gone.map(|gone| gone.text());
+                    self.known().hear(|hearing| hearing.hear_server(text, now));
+                }
+                // It answers a person who may not read the Lease.
+                Err(kube::Error::Api(answer)) if answer.code == 403 && !problem::is_page(&answer) => {
+                    self.known().hear(|hearing| hearing.hear_server(None, now));
+                }
+                Err(error) => {
+                    let text = problem::text(&problem::explain(error.into(), cluster.place()));
+                    self.known().hear(|hearing| hearing.lose(SERVER, text, now));
+                }
+            }
+            tokio::time::sleep(LISTEN).await;
+        }
     }
 
     async fn make_rows(&self) -> anyhow::Result<()> {

@@ -1,6 +1,6 @@
-// Completion over time, as a line, with what happened meanwhile.
+// Completion over time, as a line of steps, and what happened at which time.
 
-import { number, seconds } from "./dom.js";
+import { fill, make, number, seconds } from "./dom.js";
 
 const NS = "http://www.w3.org/2000/svg";
 const WIDTH = 320;
@@ -8,6 +8,8 @@ const HEIGHT = 120;
 /** Above the line, for how many nodes there are; below it, for the time. */
 const ABOVE = 14;
 const BELOW = 14;
+/** Events that are listed: the last ones. */
+const LISTED = 6;
 const MARKS = ["Suspended", "Resumed", "WaveStarted", "WaveEnded", "Retrying"];
 
 /** What is marked: events of the job, and the failover, of which the last one is known. Pure. */
@@ -44,19 +46,26 @@ export function draw(svg, nodes, total, began, marks, until) {
   text(0, ABOVE - 4, "start", `${number(total)} nodes`);
   text(0, HEIGHT - 3, "start", "0 s");
   text(WIDTH, HEIGHT - 3, "end", seconds(last));
-  for (const { at, what } of marks) {
-    const second = (Date.parse(at) - Date.parse(began)) / 1000;
-    if (second < 0 || second > last) continue;
-    const line = part("line", { x1: x(second), x2: x(second), y1: ABOVE, y2: bottom, stroke: "currentColor", "stroke-dasharray": "2 3", opacity: 0.6 });
-    const title = document.createElementNS(NS, "title");
-    title.textContent = what;
-    line.append(title);
+  for (const { second } of timed(marks, began)) {
+    if (second <= last) part("line", { x1: x(second), x2: x(second), y1: ABOVE, y2: bottom, stroke: "currentColor", "stroke-dasharray": "2 3", opacity: 0.6 });
   }
   // Of ten thousand points no more than a screen can show.
   const step = Math.max(1, Math.floor(points.length / 600));
   const shown = points.filter((_, at) => at % step === 0 || at === points.length - 1);
+  // Steps: between two ends nothing has ended.
   let path = `M0 ${bottom}`;
-  for (const [second, count] of shown) path += ` L${x(second).toFixed(1)} ${y(count).toFixed(1)}`;
-  if (shown.length) path += ` L${WIDTH} ${y(points.length).toFixed(1)}`;
+  for (const [second, count] of shown) path += ` H${x(second).toFixed(1)} V${y(count).toFixed(1)}`;
+  path += ` H${WIDTH}`;
   part("path", { d: path, fill: "none", stroke: "var(--successful)", "stroke-width": 2 });
+}
+
+/** The marks as a list, with the time since the start. */
+export function list(element, marks, began) {
+  const last = timed(marks, began).slice(-LISTED);
+  fill(element, last.map(({ second, what }) => make("li", {}, make("b", {}, seconds(second)), ` ${what}`)));
+}
+
+function timed(marks, began) {
+  const all = marks.map(({ at, what }) => ({ second: (Date.parse(at) - Date.parse(began)) / 1000, what }));
+  return all.filter(({ second }) => second >= 0).sort((a, b) => a.second - b.second);
 }

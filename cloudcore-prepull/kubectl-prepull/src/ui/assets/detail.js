@@ -1,9 +1,10 @@
 // One node of a job: its images, tries, steps and events.
 
 import { bytes, make, time } from "./dom.js";
+import { linkTo } from "./place.js";
 
-/** The children of its section. `marks` is what the caller writes its state into. */
-export function detailOf({ job, name, record, events: all }, marks, close) {
+/** The children of its section, below its name and state. */
+export function detailOf({ job, name, record, events: all }) {
   const events = all.filter((event) => event.message?.split(/[\s,:;]+/).includes(name));
   const images = (record.imageStatus ?? []).map((image) => {
     const facts = [
@@ -21,12 +22,10 @@ export function detailOf({ job, name, record, events: all }, marks, close) {
   });
   const steps = (record.actionFlow ?? []).map((step) => make("li", {}, `${new Date(step.time).toLocaleTimeString()} ${step.action}: ${step.status}${step.reason?.trim() ? `, ${step.reason}` : ""}`));
   return [
-    make("div", { class: "top" }, make("h3", {}, name), make("div", { class: "buttons" }, close)),
-    marks,
     make("p", { class: "dim" }, `Attempt ${record.attempt ?? 0}${record.startTime ? `, began ${time(record.startTime)}` : ""}`),
     ...images.flat(),
-    ...(steps.length ? [make("h3", {}, "Steps"), make("ul", {}, steps)] : []),
-    ...(events.length ? [make("h3", {}, "Events"), make("ul", {}, events.map((event) => make("li", {}, `${new Date(event.time).toLocaleTimeString()} ${event.reason}: ${event.message}`)))] : []),
-    make("p", { class: "dim" }, "More: ", make("code", {}, `kubectl prepull why ${name} ${job}`)),
+    ...(steps.length ? [make("h4", {}, "Steps"), make("ul", {}, steps)] : []),
+    ...(events.length ? [make("h4", {}, "Events"), make("ul", {}, events.map((event) => make("li", {}, `${new Date(event.time).toLocaleTimeString()} ${event.reason}: ${event.message}`)))] : []),
+    make("p", { class: "dim" }, make("a", { href: linkTo("edges", name) }, "This edge and its other jobs"), ". More: ", make("code", {}, `kubectl prepull why ${name} ${job}`)),
   ];
 }

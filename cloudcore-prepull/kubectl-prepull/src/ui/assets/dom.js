@@ -23,23 +23,70 @@ export function write(element, text) {
   if (element.textContent !== shown) element.textContent = shown;
 }
 
-/** A table with these heads around a body that is filled later; a head in an array is of a column of numbers. */
-export function table(caption, heads, body) {
-  const cell = (head) => (Array.isArray(head) ? make("th", { scope: "col", class: "number" }, head) : make("th", { scope: "col" }, head));
-  const head = make("tr", {}, heads.map(cell));
-  return make("table", {}, caption, make("thead", {}, head), body);
+/** Where a row of a table takes several lines, as in page.css. */
+export const PHONE = matchMedia("(max-width: 700px)");
+
+/**
+ * A table with these columns around a body that is filled later; a column in an array is of numbers. It has its roles
+ * written out, since a phone shows its rows as blocks, and would take them for plain text otherwise.
+ */
+export function table(caption, columns, body) {
+  const head = columns.map((column) => make("th", { scope: "col", role: "columnheader", class: Array.isArray(column) && "number" }, column));
+  body.setAttribute("role", "rowgroup");
+  return make("table", { role: "table" }, caption, make("thead", { role: "rowgroup" }, make("tr", { role: "row" }, head)), body);
 }
 
-/** Rows of a table that are shown at a time. */
-const PAGE = 100;
+/** A row of such a table. The first cell names it; one without content is left out on a phone. */
+export function row(columns, [first, ...others], attributes = {}) {
+  const cell = (content, at) => {
+    const column = columns[at + 1];
+    const is = [Array.isArray(column) && "number", (content == null || content === "") && "none"].filter(Boolean).join(" ");
+    return make("td", { role: "cell", "data-column": String(column), class: is || null }, content || "–");
+  };
+  return make("tr", { role: "row", ...attributes }, make("th", { scope: "row", role: "rowheader" }, first), others.map(cell));
+}
+
+/**
+ * Puts children into an element, if they look different from those that it was filled with: a click on one that is replaced
+ * would be lost. The control that has the focus keeps it, by its text or by its place.
+ */
+export function fill(element, children) {
+  const html = children.map((child) => child.outerHTML ?? plain(child)).join("");
+  if (element.filled === html) return;
+  element.filled = html;
+  const controls = () => [...element.querySelectorAll("a, button")];
+  const at = controls().indexOf(document.activeElement);
+  const text = document.activeElement.textContent;
+  element.replaceChildren(...children);
+  if (at >= 0) (controls().find((control) => control.textContent === text) ?? controls()[at])?.focus({ preventScroll: true });
+}
+
+/** Fills an element with buttons that choose one group each, with its number: `[[key, text, count]…]`. */
+export function figures(element, groups, chosen, choose) {
+  const figure = ([key, text, count]) =>
+    make("button", { type: "button", "aria-pressed": String(chosen === key), onclick: () => choose(chosen === key ? "" : key) }, make("b", {}, number(count)), ` ${text}`);
+  fill(element, groups.map(figure));
+}
+
+/** The colour of a phase. */
+export function keyOf(phase) {
+  return make("span", { class: `key ${phase}` });
+}
+
+/** A mark for what needs a person. */
+export function badge(text) {
+  return make("span", { class: "badge" }, text);
+}
 
 /** Shows a long table a page at a time: `show` is called when the page changes, and the caption says which part it is. */
 export class Pager {
-  constructor(show) {
-    this.page = 0;
+  /** `first`: the number of the row to begin with. `few`: rows of a page on a phone, where each is about three times as high. */
+  constructor(show, first, few = 8) {
+    this.few = few;
+    this.first = Number.parseInt(first ?? "0", 10) || 0;
     this.caption = make("caption");
     const turn = (by) => {
-      this.page += by;
+      this.first += by * this.size();
       show();
     };
     this.before = make("button", { type: "button", onclick: () => turn(-1) }, "Previous");
@@ -47,21 +94,28 @@ export class Pager {
     this.element = make("div", { class: "tools" }, this.before, this.after);
   }
 
+  /** A long list is three screens at most. */
+  size() {
+    return PHONE.matches ? this.few : 25;
+  }
+
   /** Back to the beginning: something else is listed. */
   restart() {
-    this.page = 0;
+    this.first = 0;
   }
 
   /** What of all is on the page. `noun`: what they are, one of them. */
   part(all, noun) {
-    const pages = Math.max(1, Math.ceil(all.length / PAGE));
-    this.page = Math.min(this.page, pages - 1);
-    const first = this.page * PAGE;
-    const part = all.slice(first, first + PAGE);
-    write(this.caption, all.length ? `${noun}s ${number(first + 1)} to ${number(first + part.length)} of ${number(all.length)}` : `No ${noun.toLowerCase()} fits`);
-    this.element.hidden = pages === 1;
-    this.before.disabled = this.page === 0;
-    this.after.disabled = this.page >= pages - 1;
+    const size = this.size();
+    const last = Math.max(0, Math.ceil(all.length / size) - 1);
+    const page = Math.min(last, Math.max(0, Math.floor(this.first / size)));
+    // Before anything has arrived the page of the address stays.
+    if (all.length) this.first = page * size;
+    const part = all.slice(this.first, this.first + size);
+    write(this.caption, all.length ? `${noun}s ${number(this.first + 1)} to ${number(this.first + part.length)} of ${number(all.length)}` : `No ${noun.toLowerCase()} fits`);
+    this.element.hidden = last === 0;
+    this.before.disabled = page === 0;
+    this.after.disabled = page === last;
     return part;
   }
 }
@@ -131,8 +185,9 @@ export class Bar {
     this.element.setAttribute("aria-label", describe(job));
     this.mark?.remove();
     this.mark = null;
+    // The page of the job has the number.
     if (job.wave && job.wave.nodes < total) {
-      this.mark = make("i", { title: `wave ${job.wave.number} of ${job.wave.of} ends after ${number(job.wave.nodes)} nodes` });
+      this.mark = make("i");
       this.mark.style.left = `${(100 * job.wave.nodes) / total}%`;
       this.element.append(this.mark);
     }

@@ -1,20 +1,24 @@
-// The nodes of a job, a small square each. It is drawn, since ten thousand elements would be slow; a table behind it has
-// the same for everybody who does not see it.
+// The nodes of a job, a small square each. They are drawn, since ten thousand elements would be slow; the table below has
+// the same for people who can't see it.
 
 import { PHASE_NAMES, make, plain } from "./dom.js";
 
 const HEADING = 22;
+/** Edges of a square, the largest first, and for how many nodes each is the largest. */
+const EDGES = [[28, 60], [14, 1000], [10, 4000], [8, 10000], [6, 20000], [4, Infinity], [3, Infinity]];
+/** Part of a screen that all squares take, if their edges can be short enough. */
+const SCREEN = 0.7;
 
 /** Where each node is drawn: groups one below the other, each with a heading. Pure. */
 export function layout(groups, width, edge) {
-  const pitch = edge + (edge > 10 ? 3 : 2);
+  const pitch = edge + (edge > 10 ? 3 : edge > 6 ? 2 : 1);
   const columns = Math.max(1, Math.floor(width / pitch));
   const places = new Map();
   const headings = [];
   let top = 0;
   for (const [name, nodes] of groups) {
     if (name !== null) {
-      headings.push({ name, count: nodes.length, top });
+      headings.push({ name, top });
       top += HEADING;
     }
     nodes.forEach((node, at) => {
@@ -22,21 +26,26 @@ export function layout(groups, width, edge) {
     });
     top += Math.ceil(nodes.length / columns) * pitch + (name === null ? 0 : 8);
   }
-  return { places, headings, height: Math.max(top, pitch), pitch, columns };
+  return { places, headings, height: Math.max(top, pitch), pitch, columns, edge };
 }
 
-/** The edge of a square, for so many nodes. */
-export function edgeOf(count) {
-  if (count <= 60) return 28;
-  if (count <= 1000) return 14;
-  return count <= 4000 ? 10 : 8;
+/** The layout with the largest squares that fit into this height. Pure. */
+export function fit(groups, width, height) {
+  const count = groups.reduce((sum, [, nodes]) => sum + nodes.length, 0);
+  const edges = EDGES.filter(([, most]) => count <= most).map(([edge]) => edge);
+  let plan;
+  for (const edge of edges) {
+    plan = layout(groups, width, edge);
+    if (plan.height <= height) break;
+  }
+  return plan;
 }
 
 export class Grid {
   /** `choose` hears of the node that was clicked. */
   constructor(choose) {
     this.choose = choose;
-    this.canvas = make("canvas", { tabindex: "0", role: "img" });
+    this.canvas = make("canvas", { tabindex: "0", role: "application" });
     this.hint = make("div", { class: "hint", hidden: true });
     this.spoken = make("p", { class: "visually-hidden", "aria-live": "polite" });
     this.element = make("div", {}, this.canvas, this.hint, this.spoken);
@@ -57,7 +66,7 @@ export class Grid {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
   }
 
-  /** Everything anew: nodes by name, in groups of `[heading or null, names]`. */
+  /** Draws everything: nodes by name, in groups of `[heading or null, names]`. */
   set(nodes, groups, label) {
     this.nodes = nodes;
     this.groups = groups;
@@ -92,9 +101,7 @@ export class Grid {
     if (width === 0) return;
     const context = this.canvas.getContext("2d");
     if (this.all) {
-      const count = this.groups.reduce((sum, [, names]) => sum + names.length, 0);
-      this.edge = edgeOf(count);
-      this.plan = layout(this.groups, width, this.edge);
+      this.plan = fit(this.groups, width, SCREEN * innerHeight);
       const scale = devicePixelRatio;
       this.canvas.width = Math.round(width * scale);
       this.canvas.height = Math.round(this.plan.height * scale);
@@ -114,7 +121,7 @@ export class Grid {
       context.font = "600 13px system-ui, sans-serif";
       context.fillStyle = this.colours.text;
       context.textBaseline = "top";
-      for (const { name, count, top } of this.plan.headings) context.fillText(`${name} (${count})`, 0, top + 3, width);
+      for (const { name, top } of this.plan.headings) context.fillText(name, 0, top + 3, width);
       for (const [name, place] of this.plan.places) this.square(context, name, place);
       this.all = false;
     } else {
@@ -127,11 +134,14 @@ export class Grid {
   }
 
   square(context, name, { x, y }) {
-    const { edge, colours } = this;
+    const { colours } = this;
+    const { edge } = this.plan;
     const node = this.nodes.get(name);
     if (!node) return;
     context.fillStyle = colours.back;
-    context.fillRect(x - 1, y - 1, edge + 2, edge + 2);
+    // With the frame of the cursor, and not the squares beside it.
+    const frame = edge > 6 ? 1 : 0;
+    context.fillRect(x - frame, y - frame, edge + 2 * frame, edge + 2 * frame);
     context.fillStyle = colours[node.phase];
     if (node.phase === "InProgress") {
       // Filled from below, as far as its bytes are there.

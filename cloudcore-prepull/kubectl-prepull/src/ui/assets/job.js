@@ -1,11 +1,11 @@
-// One job: its nodes as a grid and as a table, why some failed, and what may be done.
+// One job: how it stands, its nodes, why some failed, and what may be done.
 
-import { draw as drawChart, marksOf } from "./chart.js";
+import { draw as drawChart, list as listMarks, marksOf } from "./chart.js";
 import { detailOf } from "./detail.js";
-import { Bar, PHASES, PHASE_NAMES, Pager, bytes, describe, make, number, seconds, table, time, write } from "./dom.js";
-import { Grid } from "./grid.js";
-import { phaseOf } from "./jobs.js";
+import { Bar, PHASE_NAMES, bytes, describe, fill, make, number, seconds, time, write } from "./dom.js";
 import { act, ask, follow, path } from "./live.js";
+import { Nodes } from "./nodes.js";
+import { keep, linkTo } from "./place.js";
 
 /** Time between two looks at the events of the job. */
 const INTERVAL = 5000;
@@ -15,7 +15,7 @@ const QUIET = 200;
 const VERBS = [
   { verb: "suspend", text: "Suspend", fits: (job) => !job.isOver && !job.suspended && !job.cancelled },
   { verb: "resume", text: "Resume", fits: (job) => !job.isOver && job.suspended && !job.cancelled },
-  { verb: "retry", text: "Retry", fits: (job) => job.isOver && !job.cancelled && job.nodes.successful < job.nodes.desired },
+  { verb: "retry", text: "Retry", fits: (job) => job.isOver && job.state !== "Refused" && !job.cancelled && job.nodes.successful < job.nodes.desired },
   {
     verb: "cancel",
     text: "Cancel",
@@ -26,78 +26,60 @@ const VERBS = [
 ];
 
 export class Job {
-  constructor(name, jobs, lost, complain) {
-    Object.assign(this, { name, jobs, complain });
-    this.nodes = new Map();
+  constructor({ name, asked, known, lost, complain }) {
+    Object.assign(this, { name, known, complain });
     this.events = [];
-    this.filter = { text: "", phase: null, code: null };
-    this.pager = new Pager(() => this.show());
-    this.grouped = "site";
-    this.groups = new Map();
+    const choose = (node, rows) => this.choose(node, rows);
+    this.nodes = new Nodes({ asked, choose, changed: () => this.changed(), complain });
     this.build();
     this.close = follow(
       `live/${path(name)}`,
       {
-        nodes: (rows) => this.setNodes(rows),
-        changed: (rows) => this.changeNodes(rows),
-        gone: (names) => this.removeNodes(names),
+        nodes: (rows) => this.take(() => this.nodes.set(rows)),
+        changed: (rows) => this.take(() => this.nodes.change(rows)),
+        gone: (names) => this.take(() => this.nodes.remove(names)),
       },
       lost,
     );
-    ask("may").then(({ change }) => {
-      this.mayChange = change;
-      this.show();
-    }, complain);
+    ask("may").then(
+      ({ change }) => {
+        this.mayChange = change;
+        this.show();
+      },
+      () => {
+        // The head of the page shows that the cluster doesn't answer.
+      },
+    );
     this.readEvents();
     this.show();
+    if (asked.node) this.choose(asked.node);
   }
 
   build() {
-    this.phase = make("span");
+    this.phase = make("b", { class: "state" });
     this.buttons = VERBS.map((verb) =>
       make("button", { type: "button", class: verb.danger ? "danger" : "", hidden: true, onclick: () => this.act(verb) }, verb.text),
     );
+    this.standing = make("div", { class: "standing", role: "status" });
     this.bar = new Bar();
     this.said = make("p", { class: "dim" });
     this.facts = make("dl");
     this.svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
     this.svg.setAttribute("class", "chart");
     this.svg.setAttribute("role", "img");
-    this.svg.setAttribute("aria-label", "Nodes that have ended, over time");
+    this.svg.setAttribute("preserveAspectRatio", "xMinYMid");
+    this.marked = make("ul", { class: "marks" });
+    this.chart = make("section", { "aria-label": "Completion" }, make("h3", {}, "Nodes that have ended"), this.svg, this.marked);
     this.reasons = make("ul", { class: "reasons" });
     this.reasonsCard = make("section", { "aria-labelledby": "reasons-title" }, make("h3", { id: "reasons-title" }, "Failures by reason"), this.reasons);
     this.detail = make("section", { "aria-label": "Node", tabindex: "-1", hidden: true });
-    this.grid = new Grid((node) => this.choose(node));
-    this.legend = make(
-      "ul",
-      { class: "legend", "aria-hidden": "true" },
-      PHASES.map((phase) => make("li", {}, make("span", { class: `key ${phase}` }), PHASE_NAMES[phase])),
-    );
-    this.label = make("input", { type: "text", size: "24", placeholder: "a label of nodes", "aria-label": "Label to group by", hidden: true });
-    this.label.addEventListener("change", () => this.groupBy(this.label.value.trim()));
-    const select = make(
-      "select",
-      {
-        id: "group",
-        onchange: () => {
-          this.label.hidden = select.value !== "label";
-          if (select.value === "label") this.label.focus();
-          else this.groupBy(select.value);
-        },
-      },
-      [["site", "by site"], ["", "not at all"], ["label", "by another label"]].map(([value, text]) => make("option", { value }, text)),
-    );
-    this.search = make("input", {
-      type: "search",
-      placeholder: "node or reason",
-      "aria-label": "Filter nodes",
-      oninput: () => this.setFilter({ text: this.search.value.trim().toLowerCase() }),
-    });
-    this.phases = PHASES.map((phase) =>
-      make("button", { type: "button", "aria-pressed": "false", onclick: () => this.setFilter({ phase: this.filter.phase === phase ? null : phase }) }, PHASE_NAMES[phase]),
-    );
-    this.rows = make("tbody");
-    this.table = table(this.pager.caption, ["Node", "State", ["Bytes"], ["Attempt"], "Ended", "Reason"], this.rows);
+    this.escape = (event) => {
+      if (event.key === "Escape" && this.chosen) this.unchoose();
+    };
+    document.addEventListener("keydown", this.escape);
+    this.progress = make("div", {}, this.bar.element, this.said, this.facts);
+    const side = make("div", { class: "side" }, this.detail, this.reasonsCard, this.chart);
+    this.parts = make("div", {}, make("div", { class: "columns side-first" }, side, this.nodes.squares), this.nodes.list);
     this.element = make(
       "div",
       {},
@@ -105,40 +87,18 @@ export class Job {
         "section",
         { "aria-label": "Job" },
         make("div", { class: "top" }, make("h2", {}, this.name), this.phase, make("div", { class: "buttons" }, this.buttons)),
-        this.bar.element,
-        this.said,
-        this.facts,
+        this.standing,
+        this.progress,
       ),
-      make(
-        "div",
-        { class: "columns" },
-        make(
-          "div",
-          {},
-          make(
-            "section",
-            { "aria-label": "Nodes" },
-            make("div", { class: "tools" }, make("label", { for: "group" }, "Group nodes "), select, this.label),
-            this.legend,
-            this.grid.element,
-          ),
-          make(
-            "section",
-            { "aria-label": "Nodes as a table" },
-            make("div", { class: "tools" }, this.search, this.phases),
-            this.table,
-            this.pager.element,
-          ),
-        ),
-        make("div", { class: "side" }, this.detail, this.reasonsCard, make("section", { "aria-label": "Completion" }, make("h3", {}, "Nodes that have ended"), this.svg)),
-      ),
+      this.parts,
     );
   }
 
   async readEvents() {
     try {
       this.ledSince = (await ask("leader")).since;
-      this.events = await ask(`events/${path(this.name)}`);
+      // A deleted one has none any more.
+      if (this.known.jobs.has(this.name)) this.events = await ask(`events/${path(this.name)}`);
       this.later();
     } catch (error) {
       // Without the right to read events everything else works.
@@ -150,28 +110,18 @@ export class Job {
   leave() {
     this.left = true;
     this.close();
+    document.removeEventListener("keydown", this.escape);
+    this.nodes.leave();
     clearTimeout(this.reading);
     clearTimeout(this.timer);
   }
 
-  setNodes(rows) {
-    this.nodes = new Map(rows.map((row) => [row.name, row]));
-    this.arrange();
-    this.later();
+  turn() {
+    this.nodes.setFilter({}, false);
   }
 
-  changeNodes(rows) {
-    const isNew = rows.some((row) => !this.nodes.has(row.name));
-    for (const row of rows) this.nodes.set(row.name, row);
-    const filtered = this.filter.phase || this.filter.code || this.filter.text;
-    if (isNew || filtered) this.arrange();
-    else this.grid.touch(rows.map((row) => row.name));
-    this.later();
-  }
-
-  removeNodes(names) {
-    for (const name of names) this.nodes.delete(name);
-    this.arrange();
+  take(rows) {
+    rows();
     this.later();
   }
 
@@ -183,65 +133,42 @@ export class Job {
     }, QUIET);
   }
 
-  fits(node) {
-    const { text, phase, code } = this.filter;
-    return (
-      (!phase || node.phase === phase) &&
-      (!code || (node.code ?? "") === code) &&
-      (!text || node.name.toLowerCase().includes(text) || (node.reason ?? "").toLowerCase().includes(text))
-    );
-  }
-
-  setFilter(change) {
-    Object.assign(this.filter, change);
-    this.pager.restart();
-    this.arrange();
-    this.show();
-  }
-
-  async groupBy(by) {
-    this.grouped = by;
-    this.groups = new Map();
-    if (by && by !== "site") {
-      try {
-        this.groups = new Map(Object.entries(await ask(`groups?label=${encodeURIComponent(by)}`)));
-      } catch (error) {
-        this.complain(error);
-      }
-    }
-    this.arrange();
-  }
-
-  /** Sorts the nodes that fit into groups. */
-  arrange() {
-    this.shown = [...this.nodes.values()].filter((node) => this.fits(node)).sort((a, b) => compare(a.name, b.name));
-    const groups = new Map();
-    for (const node of this.shown) {
-      const group = this.grouped === "" ? null : ((this.grouped === "site" ? node.site : this.groups.get(node.name)) ?? "without");
-      if (!groups.has(group)) groups.set(group, []);
-      groups.get(group).push(node.name);
-    }
-    let sorted = [...groups].sort(([a], [b]) => compare(a ?? "", b ?? ""));
-    // One group of all is none.
-    if (sorted.length === 1) sorted = [[null, sorted[0][1]]];
-    const hidden = this.nodes.size - this.shown.length;
-    const label = `${number(this.shown.length)} nodes as squares${hidden ? `, ${number(hidden)} others are filtered out` : ""}. Arrow keys move, Enter shows a node; the table below has the same.`;
-    this.grid.set(this.nodes, sorted, label);
+  /** Puts the filters and the chosen node into the address. */
+  changed() {
+    if (this.left) return;
+    this.showReasons();
+    keep({ ...this.nodes.address(), node: this.chosen });
   }
 
   show() {
-    const job = this.jobs.get(this.name);
-    if (job) this.showJob(job);
-    else write(this.phase, this.nodes.size ? "deleted" : "");
+    if (this.left) return;
+    const now = this.known.jobs.get(this.name);
+    if (now) [this.job, this.gone] = [now, null];
+    else if (this.job) this.gone ??= new Date();
+    const { job } = this;
+    const standing = standingOf(job, this.name, this.gone, this.known, this.mayChange);
+    const shown = standing.filter(Boolean).map((parts) => make("p", {}, parts));
+    fill(this.standing, shown);
+    this.standing.classList.toggle("bad", job?.state === "Refused");
+    const hasNodes = this.nodes.all.size > 0 || (job?.nodes.desired ?? 0) > 0;
+    this.parts.hidden = !hasNodes;
+    this.progress.hidden = !job;
+    this.bar.element.hidden = !hasNodes;
+    write(this.phase, this.gone ? "Deleted" : (job?.state ?? ""));
+    this.phase.classList.toggle("bad", job?.phase === "Failure");
+    if (job) this.showJob(job, hasNodes);
+    if (!hasNodes) return;
+    this.nodes.ungrouped.hidden = !this.known.state.withoutSites;
+    write(this.nodes.ungrouped, `Sites and labels of nodes aren't known: ${this.known.state.withoutSites ?? ""}`);
     this.showReasons();
-    this.showTable();
+    this.nodes.show();
     if (this.chosen) this.showMarks();
   }
 
-  showJob(job) {
-    write(this.phase, phaseOf(job));
+  showJob(job, hasNodes) {
     this.bar.show(job);
-    write(this.said, `${describe(job)}. ${job.reason ?? ""}`);
+    // Its standing has the reason, where no node began.
+    write(this.said, hasNodes ? [describe(job), job.reason].filter(Boolean).join(". ") : "");
     const facts = [
       ["Images", job.images.join(", ")],
       ["Wave", job.wave ? waveOf(job.wave) : null],
@@ -250,96 +177,86 @@ export class Job {
       ["Time left", job.secondsLeft == null ? null : seconds(job.secondsLeft)],
       ["Began", job.began ? time(job.began) : null],
       ["Ended", job.endedAt ? time(job.endedAt) : null],
+      ["Skipped", alike(job.skipped)],
+      ["Waiting", alike(job.waiting)],
     ].filter(([, value]) => value);
-    this.facts.replaceChildren(...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
+    fill(this.facts, facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
     VERBS.forEach((verb, at) => {
-      this.buttons[at].hidden = !(this.mayChange && verb.fits(job));
+      this.buttons[at].hidden = !(this.mayChange && !this.gone && verb.fits(job));
     });
-    drawChart(this.svg, this.nodes.values(), job.nodes.desired ?? 0, job.began, marksOf(this.events, this.ledSince), job.endedAt ?? new Date().toISOString());
+    const desired = job.nodes.desired ?? 0;
+    this.chart.hidden = !job.began || this.nodes.all.size === 0;
+    const marks = marksOf(this.events, this.ledSince);
+    const ended = describe(job);
+    this.svg.setAttribute("aria-label", `Nodes that have ended, over time: ${ended}`);
+    drawChart(this.svg, this.nodes.all.values(), desired, job.began, marks, job.endedAt ?? new Date().toISOString());
+    listMarks(this.marked, marks, job.began);
   }
 
   showReasons() {
     const reasons = new Map();
-    for (const node of this.nodes.values()) {
+    for (const node of this.nodes.all.values()) {
       if (node.phase !== "Failure" && node.phase !== "Unknown") continue;
-      const code = node.code ?? "";
+      const code = node.code ?? "Other";
       const found = reasons.get(code) ?? { count: 0, example: node };
       found.count += 1;
       reasons.set(code, found);
     }
     this.reasonsCard.hidden = reasons.size === 0;
     const sorted = [...reasons].sort(([, a], [, b]) => b.count - a.count);
-    const signature = JSON.stringify([sorted.map(([code, { count }]) => [code, count]), this.filter.code]);
+    const chosen = this.nodes.filter.code;
+    const signature = JSON.stringify([sorted.map(([code, { count }]) => [code, count]), chosen]);
     if (signature === this.reasonsShown) return;
     this.reasonsShown = signature;
-    this.reasons.replaceChildren(
-      ...sorted.map(([code, { count, example }]) =>
-        make(
-          "li",
-          {},
-          make(
-            "button",
-            { type: "button", "aria-pressed": String(this.filter.code === code), onclick: () => this.setFilter({ code: this.filter.code === code ? null : code }) },
-            make("b", {}, `${number(count)} × ${code || "Other"}`),
-            make("div", { class: "dim" }, `${example.name}: ${example.reason || "no reason is known"}`),
-          ),
-        ),
-      ),
-    );
+    const button = (code, { count, example }) =>
+      make(
+        "button",
+        { type: "button", "aria-pressed": String(chosen === code), onclick: () => this.nodes.setFilter({ code: chosen === code ? "" : code }) },
+        make("b", {}, `${number(count)} × ${code}`),
+        make("span", { class: "dim" }, `${example.name}: ${example.reason || "no reason is known"}`),
+      );
+    fill(this.reasons, sorted.map(([code, found]) => make("li", {}, button(code, found))));
   }
 
-  showTable() {
-    this.shown ??= [];
-    const rows = this.pager.part(this.shown, "Node").map((node) => this.nodes.get(node.name) ?? node);
-    this.phases.forEach((button, at) => button.setAttribute("aria-pressed", String(this.filter.phase === PHASES[at])));
-    // A row that has the focus keeps it.
-    const focused = this.rows.contains(document.activeElement) ? document.activeElement.textContent : null;
-    this.rows.replaceChildren(
-      ...rows.map((node) =>
-        make(
-          "tr",
-          {},
-          make("th", { scope: "row" }, make("button", { type: "button", onclick: () => this.choose(node.name) }, node.name)),
-          make("td", { class: "phase" }, make("span", { class: `key ${node.phase}` }), PHASE_NAMES[node.phase]),
-          make("td", { class: "number" }, node.total ? `${bytes(node.done)} of ${bytes(node.total)}` : "–"),
-          make("td", { class: "number" }, String(node.attempt ?? 0)),
-          make("td", { class: "time" }, node.ended ? new Date(node.ended).toLocaleTimeString() : "–"),
-          make("td", {}, node.reason ?? ""),
-        ),
-      ),
-    );
-    if (focused) [...this.rows.querySelectorAll("button")].find((button) => button.textContent === focused)?.focus();
-  }
-
-  async choose(name) {
+  /** Shows a node. `rows`: the table with the button for it, to which the focus returns. */
+  async choose(name, rows) {
     this.chosen = name;
+    this.chosenIn = rows;
+    this.changed();
     this.detail.hidden = false;
-    this.detail.replaceChildren(make("h3", {}, name), make("p", { class: "dim" }, "…"));
-    this.detail.focus({ preventScroll: false });
+    this.fillDetail(make("p", { class: "dim" }, "Asking for its record."));
+    this.detail.scrollIntoView({ block: "nearest" });
+    this.detail.focus({ preventScroll: true });
     try {
-      const detail = await ask(`node/${path(this.name, name)}`);
-      if (this.chosen === name) this.showDetail(name, detail);
+      const record = await ask(`node/${path(this.name, name)}`);
+      if (this.chosen === name) this.showDetail(name, record);
     } catch (error) {
-      this.complain(error);
+      if (this.chosen === name) this.fillDetail(make("p", {}, `It can't be shown: ${error.message}`));
     }
+  }
+
+  fillDetail(...content) {
+    const close = make("button", { type: "button", onclick: () => this.unchoose() }, "Close");
+    fill(this.detail, [make("div", { class: "top" }, make("h3", {}, this.chosen), make("div", { class: "buttons" }, close)), ...content]);
   }
 
   showDetail(name, record) {
     this.marks = make("p");
-    const close = make("button", { type: "button", onclick: () => this.unchoose() }, "Close");
-    this.detail.replaceChildren(...detailOf({ job: this.name, name, record, events: this.events }, this.marks, close));
+    this.fillDetail(this.marks, ...detailOf({ job: this.name, name, record, events: this.events }));
     this.showMarks();
   }
 
   showMarks() {
-    const node = this.nodes.get(this.chosen);
+    const node = this.nodes.all.get(this.chosen);
     if (node && this.marks) write(this.marks, `${PHASE_NAMES[node.phase]}${node.reason ? `: ${node.reason}` : ""}`);
   }
 
   unchoose() {
+    const button = [...(this.chosenIn?.querySelectorAll("button") ?? [])].find(({ textContent }) => textContent === this.chosen);
     this.chosen = null;
     this.detail.hidden = true;
-    this.grid.canvas.focus();
+    this.changed();
+    (button ?? this.nodes.grid.canvas).focus();
   }
 
   async act(verb) {
@@ -354,10 +271,32 @@ export class Job {
   }
 }
 
+/** How the job stands where its nodes don't show it: paragraphs, each of texts and elements. Pure but for elements. */
+function standingOf(job, name, gone, known, mayChange) {
+  if (!job && !known.isListed) return [["Waiting for the list of jobs."]];
+  if (!job) {
+    const jobs = make("a", { href: linkTo("", "", { q: name }) }, "Look for it among the jobs");
+    return [[`There is no job ${name}. It may have another name, or was deleted: ttlSecondsAfterFinished deletes jobs some time after their end. `, jobs, "."]];
+  }
+  if (gone) return [[`This job was deleted at ${gone.toLocaleTimeString()}. Below is what was known of it then.`]];
+  const readOnly = mayChange === false && !job.isOver && ["You can look at this job and not change it: that takes the right to patch imageprepulljobs. prepull-operator in manifests/kubectl-prepull/rbac.yaml has it."];
+  if (job.state === "Refused") {
+    const edit = make("code", {}, `kubectl edit imageprepulljob ${name}`);
+    return [[job.reason], ["No node has begun. Correct the field and apply the job again, or ", edit, ": it begins once its spec is valid."]];
+  }
+  if (job.nodes.desired) return [readOnly];
+  const resume = make("code", {}, `kubectl prepull resume ${name}`);
+  if (job.isOver) return [[job.reason || "It has ended without a node."]];
+  if (job.suspended) return [["Suspended before it began: no node is selected. ", resume, " lets it begin."], readOnly];
+  return [[job.reason || "No node is selected yet. cloudcore-prepull selects them when it begins with the job."], readOnly];
+}
+
 function waveOf({ number: at, of, nodes, pausedSeconds }) {
   const pause = pausedSeconds ? `; the next one begins in ${seconds(pausedSeconds)}` : "";
   return `${at} of ${of}, up to ${number(nodes)} nodes${pause}`;
 }
 
-const collator = new Intl.Collator("en", { numeric: true });
-const compare = (a, b) => collator.compare(a, b);
+/** Nodes that wait or are skipped, by reason. */
+function alike(groups) {
+  return groups.map(({ reason, nodes, examples }) => `${number(nodes)} (${examples[0]}${nodes > 1 ? ", …" : ""}): ${reason}`).join("; ");
+}

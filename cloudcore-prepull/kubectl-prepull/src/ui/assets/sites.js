@@ -1,26 +1,29 @@
 // The sites that share layers: what their uplinks carry now, and for whom.
 
-import { Pager, ago, bytes, make, number, table, write } from "./dom.js";
+import { Pager, ago, bytes, fill, make, number, row, table, write } from "./dom.js";
 import { ask } from "./live.js";
+import { keep, linkTo } from "./place.js";
 
 const INTERVAL = 2000;
+const COLUMNS = ["Site", ["Uplink now"], ["Carriers"], ["Waiting"], ["From neighbours"], ["Faults"]];
+const CARRIERS = ["Box", "Layer", ["Done"], ["Rate"], "Since", "Why"];
 
 export class Sites {
   /** `name`: the site to show with its downloads, if one is. */
-  constructor(name) {
+  constructor(name, asked) {
     this.name = name;
-    this.pager = new Pager(() => this.show());
+    this.pager = new Pager(() => this.change(), asked.from);
     this.rows = make("tbody");
     this.downloads = make("tbody");
     this.caption = make("caption");
-    this.text = make("p", { class: "empty", role: "status" }, "asking the leader");
-    const heads = ["Site", ["Uplink now"], ["Carriers"], ["Waiting"], ["From neighbours"], ["Faults"]];
-    this.table = make("div", { class: "scroll", hidden: true }, table(this.pager.caption, heads, this.rows));
-    const columns = ["Box", "Layer", ["Done"], ["Rate"], "Since", "Why"];
-    this.carriers = make("div", { class: "scroll", hidden: true }, table(this.caption, columns, this.downloads));
-    const back = name && make("p", { class: "top" }, make("a", { href: "#/sites" }, "All sites"), make("h2", {}, name));
-    this.element = make("section", { "aria-label": "Sites" }, back, this.text, this.table, this.pager.element, this.carriers);
-    this.pager.element.hidden = true;
+    this.text = make("p", { class: "empty", role: "status" }, "Asking the leader for its sites.");
+    this.table = make("div", { hidden: true }, table(this.pager.caption, COLUMNS, this.rows), this.pager.element);
+    this.carriers = make("div", { class: "apart", hidden: true }, table(this.caption, CARRIERS, this.downloads));
+    const head = name && [
+      make("p", {}, make("a", { href: "#/sites" }, "All sites"), " ", make("a", { href: linkTo("edges", "", { q: name }) }, "Edges of this site")),
+      make("h2", {}, name),
+    ];
+    this.element = make("section", { "aria-label": "Sites" }, head, this.text, this.table, this.carriers);
     this.refresh();
   }
 
@@ -42,19 +45,28 @@ export class Sites {
     clearTimeout(this.timer);
   }
 
+  turn() {
+    if (this.list) this.change();
+  }
+
+  change() {
+    this.show();
+    keep({ from: this.pager.first });
+  }
+
   show() {
     const { items, siteLabel, knownSince } = this.list;
     const none = this.name ? "This site shares no layers now" : "No site shares layers now";
     write(this.text, `${none}. The site of a Node is its label ${siteLabel}; the leader counts since ${ago(knownSince)}.`);
     this.text.hidden = items.length > 0;
     this.table.hidden = items.length === 0;
-    this.rows.replaceChildren(...this.pager.part(items, "Site").map((site) => this.row(site)));
+    fill(this.rows, this.pager.part(items, "Site").map((site) => this.row(site)));
     const site = this.name ? items[0] : null;
     this.carriers.hidden = !site;
     if (!site) return;
     const { downloads = [] } = site;
     write(this.caption, downloads.length ? "Downloads over its uplink now" : "Nothing is downloaded over its uplink now");
-    this.downloads.replaceChildren(...downloads.map(carrier));
+    fill(this.downloads, downloads.map(carrier));
   }
 
   row(site) {
@@ -64,29 +76,25 @@ export class Sites {
       [site.holdersDelisted, "delisted"],
     ];
     const shown = faults.filter(([count]) => count).map(([count, text]) => `${number(count)} ${text}`);
-    const name = this.name ? site.name : make("a", { href: `#/sites/${encodeURIComponent(site.name)}` }, site.name);
-    return make(
-      "tr",
-      {},
-      make("th", { scope: "row" }, name),
-      make("td", { class: "number" }, `${bytes(site.uplinkBytesPerSecond)}/s`),
-      make("td", { class: "number" }, number(site.carriers)),
-      make("td", { class: "number" }, `${number(site.waiting)} of ${number(site.nodes)}`),
-      make("td", { class: "number" }, bytes(site.bytesShared)),
-      make("td", { class: "number" }, shown.join(", ") || "–"),
-    );
+    const name = this.name ? site.name : make("a", { class: "name", href: linkTo("sites", site.name) }, site.name);
+    return row(COLUMNS, [
+      name,
+      `${bytes(site.uplinkBytesPerSecond)}/s`,
+      number(site.carriers),
+      `${number(site.waiting)} of ${number(site.nodes)}`,
+      bytes(site.bytesShared),
+      shown.join(", "),
+    ]);
   }
 }
 
 function carrier(download) {
-  return make(
-    "tr",
-    {},
-    make("th", { scope: "row" }, download.node),
-    make("td", { class: "mono time" }, download.digest.replace("sha256:", "").slice(0, 12)),
-    make("td", { class: "number" }, `${bytes(download.done)} of ${bytes(download.size)}`),
-    make("td", { class: "number" }, `${bytes(download.bytesPerSecond)}/s`),
-    make("td", { class: "time" }, ago(download.since)),
-    make("td", { class: "wide" }, download.alone ? `alone: ${download.alone}` : "for its site"),
-  );
+  return row(CARRIERS, [
+    make("a", { class: "name", href: linkTo("edges", download.node) }, download.node),
+    make("code", {}, download.digest.replace("sha256:", "").slice(0, 12)),
+    `${bytes(download.done)} of ${bytes(download.size)}`,
+    `${bytes(download.bytesPerSecond)}/s`,
+    ago(download.since),
+    download.alone ? `alone: ${download.alone}` : "for its site",
+  ]);
 }
