@@ -1,0 +1,225 @@
+//! Application of a diff: its operations, and the files of the old image, make the tar of a layer, bit for bit.
+//!
+//! ```text
+//!  diff ─▶ zstd ─▶ operations (input) ┐
+//!  Sources: a file of the old image ──┴▶ pieces of 64 KiB ─▶ out
+//! ```
+//!
+//! Everything streams, so memory doesn't grow with a file: one zstd window of at most 8 MiB and two pieces. An exception is
+//! the operation of `tardf2` that takes a whole file as a dictionary, and is refused for files above 4 MiB. The diff may
+//! come from anywhere: each length is checked against a limit before it's used.
+
+mod input;
+mod output;
+mod path;
+mod source;
+
+use std::io::{self, Read, Seek, Write};
+
+use input::{Input, Version};
+use output::Output;
+use source::Source;
+
+/// Bytes that are read and written at once.
+const PIECE: usize = 64 << 10;
+/// Logarithm of the largest zstd window that is accepted, 8 MiB: what our producer and level 19 of others use.
+const WINDOW_LOG: u32 = 23;
+/// Most bytes of one [`Op::Add`], as in the reference implementation.
+const MAX_ADD: u64 = 100 << 20;
+/// Largest file that serves as a dictionary, and largest file that is made with one. They take memory.
+const MAX_WHOLE: u64 = 4 << 20;
+/// Operations that are accepted without output. After these we want two bytes of output for each: a stream of seeks would
+/// compress so well that it kept a node at work for days.
+const FREE_OPERATIONS: u64 = 1 << 20;
+
+/// The files of the old image, by their path in its root file system.
+pub trait Sources {
+    /// A file that is open.
+    type File: Read + Seek;
+
+    /// Opens a regular file. The path is relative and normalized: no part of it is empty, `.` or `..`. It need not be UTF-8.
+    ///
+    /// # Errors
+    /// The file isn't there, or isn't a regular one. Symbolic links must not be followed.
+    fn open(&mut self, path: &[u8]) -> io::Result<Self::File>;
+}
+
+/// Limits of one application.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Most bytes that are written.
+    pub output: u64,
+}
+
+impl Limits {
+    /// Factor from the compressed layer to its tar where the delta doesn't announce the size. Text and zeros may compress
+    /// this well, and no layer of programs does.
+    const RATIO: u64 = 64;
+
+    /// The limit for a layer: the size that the delta announces, or a multiple of the compressed layer in the image.
+    pub fn of_layer(announced: Option<u64>, compressed: u64) -> Self {
+        Self { output: announced.unwrap_or(compressed.saturating_mul(Self::RATIO)) }
+    }
+}
+
+/// A diff that was applied to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Applied {
+    /// Bytes that were written.
+    pub written: u64,
+    /// Those that are from files of the old image, or are a sum with them.
+    pub reused: u64,
+}
+
+/// Why a diff wasn't applied. What was written until then is worthless.
+#[derive(Debug, thiserror::Error)]
+pub enum ApplyError {
+    /// The diff can't be read, or isn't valid zstd, or wants a window of more than 8 MiB.
+    #[error("cannot read the diff: {0}")]
+    Diff(#[source] io::Error),
+    /// The diff isn't in the format, or breaks one of its bounds.
+    #[error("the diff is malformed: {0}")]
+    Malformed(String),
+    /// The format allows it, and we don't: it would take too much memory.
+    #[error("the diff needs too much memory: {0}")]
+    Unsupported(String),
+    /// A file of the old image can't be opened or read, or is shorter than the diff expects: not the image that the diff
+    /// was made from, or no longer whole.
+    #[error("cannot read {path:?} of the old image: {error}")]
+    Source {
+        /// The path in the image.
+        path: String,
+        /// The reason.
+        #[source]
+        error: io::Error,
+    },
+    /// The result can't be written.
+    #[error("cannot write the layer: {0}")]
+    Output(#[source] io::Error),
+    /// The result is larger than [`Limits::output`].
+    #[error("the diff makes more than the {0} bytes that the layer may have")]
+    TooLarge(u64),
+}
+
+impl ApplyError {
+    fn malformed(problem: impl Into<String>) -> Self {
+        Self::Malformed(problem.into())
+    }
+}
+
+/// An operation; each is followed by a size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Op {
+    Data,
+    Open,
+    Copy,
+    Add,
+    Seek,
+    /// A zstd frame with the whole source file as prefix; of `tardf2` only.
+    Frame,
+}
+
+impl Op {
+    fn parse(byte: u8, version: Version) -> Result<Self, ApplyError> {
+        Ok(match byte {
+            0 => Self::Data,
+            1 => Self::Open,
+            2 => Self::Copy,
+            3 => Self::Add,
+            4 => Self::Seek,
+            5 if version == Version::Two => Self::Frame,
+            _ => return Err(ApplyError::malformed(format!("operation {byte} is unknown in this version"))),
+        })
+    }
+}
+
+/// Applies a diff, and writes the uncompressed tar of the layer. Blocking. It doesn't check the result: compare it with the
+/// diff ID of the layer.
+///
+/// # Errors
+/// See [`ApplyError`]. The way out is always the real layer.
+pub fn apply<S: Sources>(
+    diff: impl Read,
+    sources: &mut S,
+    out: &mut impl Write,
+    limits: &Limits,
+) -> Result<Applied, ApplyError> {
+    let mut input = Input::new(diff)?;
+    let mut output = Output::new(out, limits.output);
+    let mut source: Option<Source<S::File>> = None;
+    let (mut piece, mut summands) = (vec![0; PIECE], vec![0; PIECE]);
+    let (mut reused, mut operations) = (0, 0);
+    while let Some(byte) = input.byte()? {
+        operations += 1;
+        if operations > FREE_OPERATIONS + output.written() / 2 {
+            return Err(ApplyError::malformed(format!("{operations} operations make next to nothing")));
+        }
+        let op = Op::parse(byte, input.version())?;
+        let size = input.varint()?;
+        if matches!(op, Op::Data | Op::Copy | Op::Add) {
+            output.expect(size)?;
+        }
+        let opened = || ApplyError::malformed(format!("{op:?} before a file is open"));
+        match op {
+            Op::Data => pieces(size, &mut piece, |part| {
+                input.fill(part)?;
+                output.write(part)
+            })?,
+            Op::Open => {
+                // The old one first: no two files of an image are open at once.
+                drop(source.take());
+                let path = path::normalize(&input.path(size)?)?;
+                source = Some(Source::open(sources, path)?);
+            }
+            Op::Copy => {
+                let source = source.as_mut().ok_or_else(opened)?;
+                pieces(size, &mut piece, |part| {
+                    source.fill(part)?;
+                    output.write(part)
+                })?;
+                reused += size;
+            }
+            Op::Add => {
+                let source = source.as_mut().ok_or_else(opened)?;
+                if size > MAX_ADD {
+                    return Err(ApplyError::malformed(format!("an addition of {size} bytes")));
+                }
+                pieces(size, &mut piece, |part| {
+                    let summands = &mut summands[..part.len()];
+                    input.fill(summands)?;
+                    source.fill(part)?;
+                    for (byte, summand) in part.iter_mut().zip(summands) {
+                        *byte = byte.wrapping_add(*summand);
+                    }
+                    output.write(part)
+                })?;
+                reused += size;
+            }
+            Op::Seek => source.as_mut().ok_or_else(opened)?.seek(size)?,
+            Op::Frame => {
+                let prefix = source.as_mut().ok_or_else(opened)?.whole(MAX_WHOLE)?;
+                input.frame(size, &prefix, &mut piece, |part| output.write(part))?;
+            }
+        }
+    }
+    output.flush()?;
+    Ok(Applied { written: output.written(), reused })
+}
+
+/// Does something for each piece of a size.
+fn pieces(
+    size: u64,
+    piece: &mut [u8],
+    mut each: impl FnMut(&mut [u8]) -> Result<(), ApplyError>,
+) -> Result<(), ApplyError> {
+    let mut left = size;
+    while left > 0 {
+        let part = usize::try_from(left).unwrap_or(usize::MAX).min(piece.len());
+        each(&mut piece[..part])?;
+        left -= part as u64;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;
