@@ -3,6 +3,8 @@
 //! ```text
 //!  referrers ─▶ Offer ─▶ DeltaManifest ─▶ a diff ┐
 //!                       files of the old image ──┴▶ apply ─▶ the uncompressed tar of a layer
+//!
+//!  both images ─▶ make (feature `make`: not for nodes) ─▶ diffs, applied again before anyone gets them
 //! ```
 //!
 //! The formats are those of the containers project: an OCI artifact that refers to the new image, with a layer of the type
@@ -10,6 +12,8 @@
 //! against the diff ID in the configuration of the image. So an error here costs the download of the real layer, and no more.
 
 mod apply;
+#[cfg(feature = "make")]
+pub mod make;
 pub mod manifest;
 
 pub use apply::{Applied, ApplyError, Limits, Sources, apply};

@@ -1,9 +1,15 @@
 //! The manifest of a delta, and its offer in a list of referrers.
 
+#[cfg(feature = "make")]
+mod draft;
+
 use std::collections::{BTreeMap, HashSet};
 
 use prepull_api::sites::is_digest;
 use serde::Deserialize;
+
+#[cfg(feature = "make")]
+pub use draft::{Content, Draft, EMPTY_CONFIG, EMPTY_CONFIG_DIGEST, MANIFEST_TYPE, Reused};
 
 /// `artifactType` of a delta.
 pub const ARTIFACT_TYPE: &str = "application/vnd.io.github.containers.oci-delta.v1";

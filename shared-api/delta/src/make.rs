@@ -1,0 +1,131 @@
+//! Production of a diff: the files of the old image are indexed once, and each file of the new layer is shown as a copy, as
+//! a change of an old file, or as it is.
+//!
+//! ```text
+//!  tars of the old image ─▶ Root (walk: whiteouts, links) ─▶ Index (by path, content, name)
+//!                                                             │
+//!  tar of the new layer ─▶ walk ─▶ plan, on all cores (pool) ─┴▶ Writer ─▶ zstd ─▶ a diff ─▶ applied again, compared
+//! ```
+//!
+//! A diff is returned only after [`apply`] has made the same tar from it. Tars are read at random positions, so they are
+//! files as a rule. The memory has a bound: see [`Settings`].
+
+mod chunks;
+mod index;
+mod plan;
+mod pool;
+mod reapply;
+mod root;
+mod tar_file;
+mod unpack;
+mod walk;
+mod writer;
+
+use std::io::{self, Read, Seek, Write};
+
+use crate::apply::ApplyError;
+use index::Index;
+pub use plan::{Cause, Unshrunk};
+use plan::{Plan, Planner};
+pub use root::Root;
+pub use tar_file::{Part, Tar, TarFile};
+pub use unpack::unpack;
+use walk::{Entry, Kind, walk};
+use writer::Writer;
+
+/// A file this small is sent as it is: to open another and to copy from it takes as many bytes.
+const MIN_COPY: u64 = 64;
+/// Bytes that are read and written at once.
+const PIECE: usize = 64 << 10;
+/// Files in the report of a layer. The largest ones show the reason; the rest is a sum.
+const MAX_UNSHRUNK: usize = 100;
+
+/// Resources for the production.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Threads that compare files, and that compress.
+    pub threads: usize,
+    /// Bytes for files that are compared at the same time, and for results that wait to be written. A single file of 64 MiB
+    /// takes six times its size, regardless of this bound.
+    pub memory: u64,
+}
+
+/// A diff that was made, and applied again.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Made {
+    /// Length of the diff.
+    pub size: u64,
+    /// Length of the tar.
+    pub uncompressed: u64,
+    /// The files that take most of the diff, the largest part first.
+    pub unshrunk: Vec<Unshrunk>,
+}
+
+/// Why no diff was made.
+#[derive(Debug, thiserror::Error)]
+pub enum MakeError {
+    /// A tar can't be read, or is none.
+    #[error("cannot read the tar of a layer: {0}")]
+    Tar(#[source] io::Error),
+    /// The diff can't be written.
+    #[error("cannot write the diff: {0}")]
+    Output(#[source] io::Error),
+    /// Our own diff can't be applied.
+    #[error("a diff that was made cannot be applied: {0}")]
+    Reapply(#[source] ApplyError),
+    /// Our own diff makes another tar.
+    #[error("a diff that was made gives another tar, from byte {0} on")]
+    Differs(u64),
+}
+
+/// Makes the diff of one layer, from the beginning of `out`, and applies it again. `progress` receives the bytes of the tar
+/// that are done.
+///
+/// # Errors
+/// See [`MakeError`].
+pub fn make(
+    old: &Root<'_>,
+    new: &dyn Tar,
+    out: &mut (impl Read + Write + Seek),
+    settings: &Settings,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Made, MakeError> {
+    let mut files = Vec::new();
+    walk(new, |entry, _| {
+        if matches!(entry.kind, Kind::File { .. }) && entry.size >= MIN_COPY {
+            files.push(entry);
+        }
+        Ok(())
+    })
+    .map_err(MakeError::Tar)?;
+    let planner = Planner { old, new, index: Index::new(old.files()) };
+    let mut writer = Writer::new(&mut *out, settings.threads).map_err(MakeError::Output)?;
+    let (mut done, mut unshrunk) = (0, Vec::new());
+    pool::in_order(
+        &files,
+        settings,
+        |file| planner.cost(file),
+        |file| planner.plan(file),
+        |file: &Entry, planned: io::Result<(Plan, Option<Unshrunk>)>| {
+            let (plan, report) = planned.map_err(MakeError::Tar)?;
+            // Headers and small files come before it.
+            writer.tar(new, done, file.offset - done)?;
+            writer.plan(&planner, file, &plan)?;
+            done = file.offset + file.size;
+            unshrunk.extend(report);
+            progress(done);
+            Ok(())
+        },
+    )?;
+    writer.tar(new, done, new.size() - done)?;
+    let size = writer.finish().map_err(MakeError::Output)?;
+    progress(new.size());
+    unshrunk.sort_by_key(|file| std::cmp::Reverse(file.sent));
+    unshrunk.truncate(MAX_UNSHRUNK);
+    out.rewind().map_err(MakeError::Output)?;
+    reapply::check(old, new, out.take(size))?;
+    Ok(Made { size, uncompressed: new.size(), unshrunk })
+}
+
+#[cfg(test)]
+mod tests;

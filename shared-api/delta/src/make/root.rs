@@ -1,0 +1,169 @@
+//! The root file system of the old image, as its layers make it: the files that a node can read by their path.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read};
+use std::ops::Bound;
+
+use ring::digest::{Context, SHA256};
+
+use super::tar_file::{Part, Tar};
+use super::walk::{Entry, Kind, walk};
+use crate::apply::Sources;
+
+/// Prefix of an entry that removes another of a lower layer.
+const WHITEOUT: &[u8] = b".wh.";
+/// Name of an entry that removes the content of its directory in lower layers.
+const OPAQUE: &[u8] = b".wh..wh..opq";
+/// Longest path that a diff may open.
+const MAX_PATH: usize = 4 << 10;
+
+/// The digest of a file's content.
+pub(super) type Hash = [u8; 32];
+
+/// The files of the old image, and the tars that hold them.
+pub struct Root<'a> {
+    tars: Vec<&'a dyn Tar>,
+    nodes: BTreeMap<Vec<u8>, Node>,
+}
+
+struct Node {
+    /// The layer that the entry is from.
+    layer: usize,
+    what: What,
+}
+
+enum What {
+    File(File),
+    Directory,
+    SymbolicLink,
+    Other,
+}
+
+/// The content of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct File {
+    pub(super) layer: usize,
+    pub(super) offset: u64,
+    pub(super) size: u64,
+    pub(super) hash: Hash,
+}
+
+impl<'a> Root<'a> {
+    /// Walks the layers, the lowest one first.
+    ///
+    /// # Errors
+    /// One can't be read, or is no tar.
+    pub fn read(tars: Vec<&'a dyn Tar>) -> io::Result<Self> {
+        let mut nodes = BTreeMap::new();
+        for (layer, tar) in tars.iter().enumerate() {
+            walk(*tar, |entry, content| add(&mut nodes, layer, entry, content))?;
+        }
+        Ok(Self { tars, nodes })
+    }
+
+    /// The files, in the order of their paths. Those below a symbolic link are left out: runtimes differ in where they put
+    /// them.
+    pub(super) fn files(&self) -> Vec<(&[u8], File)> {
+        let files = self.nodes.iter().filter_map(|(path, node)| match node.what {
+            What::File(file) if path.len() <= MAX_PATH => Some((path.as_slice(), file)),
+            _ => None,
+        });
+        files.filter(|(path, _)| !self.is_below_link(path)).collect()
+    }
+
+    fn is_below_link(&self, path: &[u8]) -> bool {
+        let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
+        ends.into_iter().any(|end| {
+            self.nodes.get(&path[..end]).is_some_and(|node| matches!(node.what, What::SymbolicLink))
+        })
+    }
+
+    pub(super) fn content(&self, file: &File) -> Part<'a> {
+        Part::new(self.tars[file.layer], file.offset, file.size)
+    }
+}
+
+/// The content as a node would find it.
+impl<'a> Sources for &Root<'a> {
+    type File = Part<'a>;
+
+    fn open(&mut self, path: &[u8]) -> io::Result<Part<'a>> {
+        match self.nodes.get(path).map(|node| &node.what) {
+            Some(What::File(file)) => Ok(self.content(file)),
+            _ => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+}
+
+fn add(
+    nodes: &mut BTreeMap<Vec<u8>, Node>,
+    layer: usize,
+    entry: Entry,
+    content: &mut dyn Read,
+) -> io::Result<()> {
+    let Entry { path, kind, offset, size } = entry;
+    let (directory, name) = split(&path);
+    if name == OPAQUE {
+        remove_below(nodes, directory, |node| node.layer < layer);
+        return Ok(());
+    }
+    if let Some(name) = name.strip_prefix(WHITEOUT) {
+        let hidden = if directory.is_empty() { name.to_vec() } else { [directory, b"/", name].concat() };
+        if nodes.get(&hidden).is_some_and(|node| node.layer < layer) {
+            nodes.remove(&hidden);
+        }
+        remove_below(nodes, &hidden, |node| node.layer < layer);
+        return Ok(());
+    }
+    let what = match kind {
+        Kind::Directory => What::Directory,
+        Kind::SymbolicLink => What::SymbolicLink,
+        Kind::File { sparse: true } | Kind::Other => What::Other,
+        Kind::File { sparse: false } => What::File(File { layer, offset, size, hash: hash(content)? }),
+        // A target in a lower layer is nothing that a runtime could link to.
+        Kind::HardLink(target) => match nodes.get(&target) {
+            Some(Node { layer: same, what: What::File(file) }) if *same == layer => What::File(*file),
+            _ => What::Other,
+        },
+    };
+    if path.is_empty() {
+        return Ok(());
+    }
+    if !matches!(what, What::Directory) {
+        remove_below(nodes, &path, |_| true);
+    }
+    nodes.insert(path, Node { layer, what });
+    Ok(())
+}
+
+fn remove_below(nodes: &mut BTreeMap<Vec<u8>, Node>, directory: &[u8], is_gone: impl Fn(&Node) -> bool) {
+    let prefix = if directory.is_empty() { Vec::new() } else { [directory, b"/"].concat() };
+    let from = (Bound::Included(prefix.clone()), Bound::Unbounded);
+    let below = nodes.range(from).take_while(|(path, _)| path.starts_with(&prefix));
+    let gone: Vec<Vec<u8>> = below.filter(|(_, node)| is_gone(node)).map(|(path, _)| path.clone()).collect();
+    for path in gone {
+        nodes.remove(&path);
+    }
+}
+
+/// The directory of a path, and its last part.
+pub(super) fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    match path.iter().rposition(|byte| *byte == b'/') {
+        Some(at) => (&path[..at], &path[at + 1..]),
+        None => (b"", path),
+    }
+}
+
+/// The digest of a content.
+pub(super) fn hash(content: &mut (impl Read + ?Sized)) -> io::Result<Hash> {
+    let (mut context, mut piece) = (Context::new(&SHA256), vec![0; super::PIECE]);
+    loop {
+        let read = content.read(&mut piece)?;
+        if read == 0 {
+            let mut hash = Hash::default();
+            hash.copy_from_slice(context.finish().as_ref());
+            return Ok(hash);
+        }
+        context.update(&piece[..read]);
+    }
+}
