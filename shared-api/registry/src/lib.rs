@@ -35,5 +35,5 @@ pub use client::{RegistryClient, Settings};
 pub use error::{Kind, RegistryError};
 pub use hosts::HostsFiles;
 pub use proxy::Proxies;
-pub use repository::{Chosen, Contents, Place, Repository, Resolved};
+pub use repository::{Chosen, Contents, Open, Place, Repository, Resolved};
 pub use retry_after::retry_after;

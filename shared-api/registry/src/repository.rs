@@ -2,6 +2,7 @@
 
 mod ask;
 mod choose;
+mod push;
 mod referrers;
 mod unpacked;
 
@@ -25,6 +26,7 @@ use crate::manifest::{
 };
 use crate::transport::{Answer, Transport};
 pub use choose::{Chosen, Contents};
+pub use push::Open;
 pub use referrers::Place;
 
 const DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");

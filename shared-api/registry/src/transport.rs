@@ -10,7 +10,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{ACCEPT_ENCODING, AUTHORIZATION, LOCATION, PROXY_AUTHORIZATION, USER_AGENT};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri};
-use http_body_util::Full;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
@@ -28,7 +29,7 @@ use crate::tls::{Tls, TlsKey};
 /// As many as Go's client follows.
 const MAX_REDIRECTS: usize = 10;
 /// Limit from the request to the end of the response's head, with the connection.
-const HEAD: Duration = Duration::from_secs(60);
+pub(crate) const HEAD: Duration = Duration::from_secs(60);
 /// Most bytes of a response's head, and of a body that are read at once. Signed URLs in `Location` have up to 4 KiB.
 const MAX_HEAD: usize = 64 << 10;
 /// Bytes that are read at once where a reader is slow on purpose. A response's head has to fit.
@@ -40,7 +41,9 @@ const MAX_IDLE: usize = 4;
 /// Kinds of connections that are kept: each is a TLS configuration and how far it reaches. A node has a handful.
 const MAX_CLIENTS: usize = 64;
 
-type HttpClient = Client<Connector, Full<Bytes>>;
+/// The body of a request. Only pushes have one that streams.
+pub(crate) type Body = UnsyncBoxBody<Bytes, std::io::Error>;
+type HttpClient = Client<Connector, Body>;
 
 /// Sends requests; shared by all registries.
 pub(crate) struct Transport {
@@ -63,6 +66,8 @@ pub(crate) struct Link {
 /// A response, and where it is from.
 pub(crate) struct Answer {
     pub(crate) response: Response<Incoming>,
+    /// The URL that was asked last.
+    pub(crate) uri: Uri,
     /// Host and port that answered, for messages.
     pub(crate) from: String,
     /// Whether another host than the endpoint answered.
@@ -131,7 +136,7 @@ impl Transport {
             }
             if !is_redirect(response.status()) {
                 let from = uri.authority().map(ToString::to_string).unwrap_or_default();
-                return Ok(Answer { response, from, redirected: !own, on_loopback });
+                return Ok(Answer { response, uri, from, redirected: !own, on_loopback });
             }
             uri = next_hop(&uri, &response).map_err(|(kind, what)| {
                 RegistryError::new(kind, format!("{} redirects {what}", endpoint.name()))
@@ -146,7 +151,19 @@ impl Transport {
         &self,
         tls: &Tls,
         link: Link,
-        mut request: Request<Full<Bytes>>,
+        request: Request<Full<Bytes>>,
+    ) -> Result<Response<Incoming>, Failed> {
+        let request = request.map(|body| body.map_err(|never| match never {}).boxed_unsync());
+        self.send_body(tls, link, request, HEAD).await
+    }
+
+    /// The same with a body that may stream. `limit` includes the time to send it.
+    pub(crate) async fn send_body(
+        &self,
+        tls: &Tls,
+        link: Link,
+        mut request: Request<Body>,
+        limit: Duration,
     ) -> Result<Response<Incoming>, Failed> {
         let headers = request.headers_mut();
         headers.entry(USER_AGENT).or_insert(self.user_agent.clone());
@@ -159,11 +176,11 @@ impl Transport {
             request.headers_mut().insert(PROXY_AUTHORIZATION, authorization);
         }
         let client = self.client(tls, link)?;
-        match timeout(HEAD, client.request(request)).await {
+        match timeout(limit, client.request(request)).await {
             Ok(Ok(response)) => Ok(response),
             Ok(Err(error)) => Err(Failed::of(&error)),
             Err(_) => {
-                Err(RegistryError::new(Kind::Unreachable, format!("no answer within {} s", HEAD.as_secs()))
+                Err(RegistryError::new(Kind::Unreachable, format!("no answer within {} s", limit.as_secs()))
                     .into())
             }
         }

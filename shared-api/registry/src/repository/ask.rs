@@ -2,6 +2,7 @@
 
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Method};
+use prepull_api::credentials::Sensitive;
 use serde::Deserialize;
 
 use super::Repository;
@@ -47,16 +48,7 @@ impl Repository {
         path: &str,
         headers: HeaderMap,
     ) -> Result<Answer, RegistryError> {
-        let key = TokenKey {
-            origin: format!("{}://{}", endpoint.scheme, endpoint.authority),
-            repository: self.reference.repository().to_owned(),
-            credential: self.fingerprint,
-        };
-        let given = self.credential.as_ref().filter(|credential| !credential.registry_token.is_empty());
-        let shown = match given {
-            Some(credential) => auth::bearer(&credential.registry_token),
-            None => self.shared.tokens.get(&key),
-        };
+        let shown = self.shown(endpoint);
         let mut ask = Ask {
             endpoint,
             method,
@@ -67,24 +59,50 @@ impl Repository {
             receive_ahead: self.receive_ahead,
         };
         let answer = self.shared.transport.ask(&ask).await?;
-        if answer.response.status() != 401 || answer.redirected || given.is_some() {
-            return Ok(answer);
-        }
-        let Some(authorization) = self.authorize(endpoint, &answer, key, shown.as_ref()).await? else {
+        let Some(authorization) = self.authorize(endpoint, &ask.method, &answer, shown.as_ref()).await?
+        else {
             return Ok(answer);
         };
         ask.authorization = Some(authorization);
         self.shared.transport.ask(&ask).await
     }
 
-    /// What to show after a refusal. `None` if there is nothing.
-    async fn authorize(
+    fn token_key(&self, endpoint: &Endpoint) -> TokenKey {
+        TokenKey {
+            origin: format!("{}://{}", endpoint.scheme, endpoint.authority),
+            repository: self.reference.repository().to_owned(),
+            credential: self.fingerprint,
+        }
+    }
+
+    /// The token of the credential itself, if it has one.
+    fn given_token(&self) -> Option<&Sensitive> {
+        self.credential
+            .as_ref()
+            .map(|credential| &credential.registry_token)
+            .filter(|token| !token.is_empty())
+    }
+
+    /// The authorization to begin with.
+    pub(super) fn shown(&self, endpoint: &Endpoint) -> Option<HeaderValue> {
+        match self.given_token() {
+            Some(token) => auth::bearer(token),
+            None => self.shared.tokens.get(&self.token_key(endpoint)),
+        }
+    }
+
+    /// What to show after a refusal. `None` if it is none, or if there is nothing.
+    pub(super) async fn authorize(
         &self,
         endpoint: &Endpoint,
+        method: &Method,
         answer: &Answer,
-        key: TokenKey,
         shown: Option<&HeaderValue>,
     ) -> Result<Option<HeaderValue>, RegistryError> {
+        if answer.response.status() != 401 || answer.redirected || self.given_token().is_some() {
+            return Ok(None);
+        }
+        let key = self.token_key(endpoint);
         let _one_at_a_time = self.asking.lock().await;
         // Another request may have got a new one while we waited.
         if let Some(token) = self.shared.tokens.get(&key)
@@ -99,7 +117,9 @@ impl Repository {
                 value.map(|authorization| Token { authorization, until: None })
             }
             Scheme::Bearer => {
-                let own = format!("repository:{}:pull", self.reference.repository());
+                let actions =
+                    if matches!(*method, Method::GET | Method::HEAD) { "pull" } else { "pull,push" };
+                let own = format!("repository:{}:{actions}", self.reference.repository());
                 let scope = match challenge.scope.as_str() {
                     "" => own,
                     asked if asked.split(' ').any(|scope| scope == own) => asked.to_owned(),

@@ -7,5 +7,6 @@ mod content;
 mod hosts;
 mod lies;
 mod limits;
+mod push;
 mod redirects;
 mod server;
