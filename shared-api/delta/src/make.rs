@@ -120,11 +120,23 @@ pub fn make(
     writer.tar(new, done, new.size() - done)?;
     let size = writer.finish().map_err(MakeError::Output)?;
     progress(new.size());
+    scale(&mut unshrunk, size);
     unshrunk.sort_by_key(|file| std::cmp::Reverse(file.sent));
     unshrunk.truncate(MAX_UNSHRUNK);
     out.rewind().map_err(MakeError::Output)?;
     reapply::check(old, new, out.take(size))?;
     Ok(Made { size, uncompressed: new.size(), unshrunk })
+}
+
+/// Brings estimates down to what the diff has become: its compression is better than theirs.
+fn scale(files: &mut [Unshrunk], size: u64) {
+    let estimated: u64 = files.iter().map(|file| file.sent).sum();
+    if estimated > size {
+        for file in files {
+            let scaled = u128::from(file.sent) * u128::from(size) / u128::from(estimated);
+            file.sent = u64::try_from(scaled).unwrap_or(file.sent);
+        }
+    }
 }
 
 #[cfg(test)]

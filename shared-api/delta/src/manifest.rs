@@ -13,7 +13,7 @@ pub use draft::{Content, Draft, EMPTY_CONFIG, EMPTY_CONFIG_DIGEST, MANIFEST_TYPE
 
 /// `artifactType` of a delta.
 pub const ARTIFACT_TYPE: &str = "application/vnd.io.github.containers.oci-delta.v1";
-/// Media type of a layer that has to be applied to the files of the old image.
+/// Media type of a layer that must be applied to the files of the old image.
 pub const TAR_DIFF: &str = "application/vnd.tar-diff";
 
 /// Digest of the manifest of the new image.
@@ -129,7 +129,7 @@ pub struct DeltaLayer {
 }
 
 impl DeltaLayer {
-    /// Whether it has to be applied to the files of the old image.
+    /// Whether it must be applied to the files of the old image.
     pub fn is_diff(&self) -> bool {
         self.media_type == TAR_DIFF
     }

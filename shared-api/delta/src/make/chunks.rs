@@ -1,5 +1,5 @@
-//! Comparison of large files by chunks that end where their content says so (a rolling sum), so that insertions move the
-//! ends along. It finds what was moved, and no small changes; it needs little memory.
+//! Comparison of large files by chunks that end where a rolling sum of their content has some zeros, so that insertions move
+//! the ends along. It finds what was moved, and no small changes; it needs little memory.
 
 use std::collections::HashMap;
 use std::io::{self, Read};

@@ -18,7 +18,7 @@ pub(super) struct Index<'a> {
 }
 
 impl<'a> Index<'a> {
-    /// The files have to be in the order of their paths.
+    /// The files must be in the order of their paths.
     pub(super) fn new(files: Vec<(&'a [u8], File)>) -> Self {
         let (mut by_hash, mut by_shape) = (HashMap::new(), HashMap::<_, Vec<_>>::new());
         for (number, (path, file)) in files.iter().enumerate() {

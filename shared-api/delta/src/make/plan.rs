@@ -155,7 +155,7 @@ fn changes(old: &[u8], new: &[u8], matches: &[Match]) -> Vec<u8> {
     changes
 }
 
-/// What has to be added to the bytes of the old file.
+/// The differences to the bytes of the old file.
 pub(super) fn differences<'a>(
     old: &'a [u8],
     new: &'a [u8],

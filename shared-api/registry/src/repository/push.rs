@@ -26,7 +26,7 @@ const PIECE: usize = 64 << 10;
 /// The rate below which a push is given up, in bytes per second.
 const LEAST_RATE: u64 = 16 << 10;
 
-/// Opens the content of a blob, which may have to be sent twice.
+/// Opens the content of a blob. It's called again where the content must be sent again.
 pub type Open<'a> = &'a (dyn Fn() -> io::Result<Box<dyn Read + Send>> + Sync);
 
 impl Repository {

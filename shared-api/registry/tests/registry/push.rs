@@ -16,11 +16,12 @@ fn blob() -> Descriptor {
     Descriptor { digest: sha256(CONTENT.as_bytes()), size: CONTENT.len() as u64, ..Descriptor::default() }
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "a file may be unreadable")]
 fn open() -> std::io::Result<Box<dyn Read + Send>> {
     Ok(Box::new(CONTENT.as_bytes()))
 }
 
-/// Takes an upload, whose location is relative.
+/// Takes an upload, at a relative location.
 fn take_upload(seen: &Seen) -> Reply {
     match seen.method.as_str() {
         "HEAD" => reply(404, &[], ""),
