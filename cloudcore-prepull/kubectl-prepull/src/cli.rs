@@ -5,6 +5,7 @@ use clap::{Parser, Subcommand};
 use crate::commands::allow::AllowArgs;
 use crate::commands::check::CheckArgs;
 use crate::commands::completion::CompletionArgs;
+use crate::commands::delta::DeltaArgs;
 use crate::commands::events::EventsArgs;
 use crate::commands::failures::FailuresArgs;
 use crate::commands::from::FromArgs;
@@ -122,6 +123,8 @@ Example:
     Tokens(TokensArgs),
     /// Keep a node out whose machine was stolen or copied, or let it in again.
     Node(NodeArgs),
+    /// Make an update small: push the differences between two images beside the new one.
+    Delta(Box<DeltaArgs>),
     /// Look for what is wrong with the installation, and say the remedies.
     Check(CheckArgs),
     /// Print the completion script for a shell, or say how kubectl completes this command.

@@ -1,5 +1,5 @@
 //! `kubectl prepull`: for the people who run image pre-pull jobs. It talks to the Kubernetes API with the rights of the
-//! person who calls it, and to nothing else.
+//! person who calls it; `delta` alone talks to registries instead.
 //!
 //! ```text
 //!  cli ─▶ run ─▶ cluster (kubeconfig) ─▶ commands::NAME ─▶ jobs (read, patch) ─▶ Kubernetes API
@@ -44,6 +44,7 @@ mod commands {
     pub(crate) mod cancel;
     pub(crate) mod check;
     pub(crate) mod completion;
+    pub(crate) mod delta;
     pub(crate) mod events;
     pub(crate) mod failures;
     pub(crate) mod from;

@@ -48,6 +48,9 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<Ended> {
     if let Command::Completion(args) = command {
         return commands::completion::run(&args, Cli::command());
     }
+    if let Command::Delta(args) = command {
+        return Box::pin(commands::delta::run(session, &args)).await;
+    }
     let cluster = Cluster::connect(&session.global).await?;
     let outcome = match command {
         Command::Run(args) => commands::run::run(session, &cluster, &args).await,
@@ -73,7 +76,7 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<Ended> {
         Command::Tokens(args) => commands::tokens::run(session, &cluster, args).await,
         Command::Node(args) => commands::node::run(&cluster, args).await,
         Command::Check(args) => commands::check::run(session, &cluster, &args).await,
-        Command::Completion(_) => Ok(Ended::Done), // ran above, without a cluster
+        Command::Completion(_) | Command::Delta(_) => Ok(Ended::Done), // ran above, without a cluster
     };
     outcome.map_err(|error| problem::explain(error, cluster.place()))
 }

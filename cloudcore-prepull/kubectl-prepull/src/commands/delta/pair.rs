@@ -1,0 +1,96 @@
+//! The images of both references, platform by platform.
+
+use prepull_registry::manifest::Descriptor;
+
+use crate::problem::WrongUsage;
+
+/// The image of one platform.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Image {
+    /// `linux/arm64/v8`, as the configuration has it.
+    pub(super) platform: String,
+    pub(super) manifest: Descriptor,
+    /// The manifest itself.
+    pub(super) content: Vec<u8>,
+    pub(super) config: Descriptor,
+    /// The lowest one first.
+    pub(super) layers: Vec<Layer>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Layer {
+    pub(super) blob: Descriptor,
+    /// Digest of the tar.
+    pub(super) diff_id: String,
+}
+
+pub(super) struct Pair<'a> {
+    pub(super) old: &'a Image,
+    pub(super) new: &'a Image,
+}
+
+impl Pair<'_> {
+    /// Whether the old image has the layer too.
+    pub(super) fn is_reused(&self, layer: &Layer) -> bool {
+        self.old.layers.iter().any(|old| old.diff_id == layer.diff_id)
+    }
+}
+
+/// The platforms that both have, in the order of the new image; of the named ones if there are any.
+pub(super) fn find_pairs<'a>(
+    olds: &'a [Image],
+    news: &'a [Image],
+    wanted: &[String],
+) -> Result<Vec<Pair<'a>>, WrongUsage> {
+    let pairs = news.iter().filter_map(|new| {
+        let old = olds.iter().find(|old| old.platform == new.platform)?;
+        Some(Pair { old, new })
+    });
+    // "linux/arm64" names its variants too.
+    let is_named = |platform: &str, name: &str| {
+        platform.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    let pairs: Vec<Pair<'_>> = pairs.collect();
+    for name in wanted {
+        if !pairs.iter().any(|pair| is_named(&pair.new.platform, name)) {
+            let platforms: Vec<&str> = pairs.iter().map(|pair| pair.new.platform.as_str()).collect();
+            let platforms = if platforms.is_empty() { "none".to_owned() } else { platforms.join(", ") };
+            return Err(WrongUsage(format!("--platform {name}: both images have {platforms}")));
+        }
+    }
+    let is_wanted =
+        |pair: &Pair<'_>| wanted.is_empty() || wanted.iter().any(|name| is_named(&pair.new.platform, name));
+    Ok(pairs.into_iter().filter(is_wanted).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn images(platforms: &[&str]) -> Vec<Image> {
+        let image = |platform: &&str| Image {
+            platform: (*platform).to_owned(),
+            manifest: Descriptor::default(),
+            content: Vec::new(),
+            config: Descriptor::default(),
+            layers: Vec::new(),
+        };
+        platforms.iter().map(image).collect()
+    }
+
+    #[test]
+    fn platforms_of_both_images_are_paired() {
+        let olds = images(&["linux/amd64", "linux/arm64/v8", "linux/s390x"]);
+        let news = images(&["linux/arm64/v8", "linux/amd64", "linux/riscv64"]);
+        let found = |wanted: &[&str]| {
+            let wanted: Vec<_> = wanted.iter().map(|name| (*name).to_owned()).collect();
+            let pairs = find_pairs(&olds, &news, &wanted)?;
+            Ok::<_, WrongUsage>(pairs.iter().map(|pair| pair.new.platform.clone()).collect::<Vec<_>>())
+        };
+        assert_eq!(found(&[]).unwrap(), ["linux/arm64/v8", "linux/amd64"]);
+        assert_eq!(found(&["linux/arm64"]).unwrap(), ["linux/arm64/v8"]);
+        let error = found(&["linux/arm"]).unwrap_err().to_string();
+        assert_eq!(error, "--platform linux/arm: both images have linux/arm64/v8, linux/amd64");
+    }
+}
