@@ -14,6 +14,8 @@ use peak_alloc::PeakAlloc;
 pub mod mutate;
 mod targets {
     pub(crate) mod cloud_messages;
+    pub(crate) mod delta_manifests;
+    pub(crate) mod diffs;
     pub(crate) mod docker_configs;
     pub(crate) mod edge_messages;
     pub(crate) mod enrolment;
@@ -80,6 +82,9 @@ const CLOCKS: Memory = Memory { fixed: 4 * 1024 * 1024, per_byte: 64 };
 /// `a=1` is a name of its own in a table that stays in order.
 const TABLES: Memory = Memory { fixed: 256 * 1024, per_byte: 256 };
 
+/// A file of at most 4 MiB may be a prefix, in a buffer that has grown to twice its size; zeros stand in for one here.
+const APPLIED: Memory = Memory { fixed: 24 * 1024 * 1024, per_byte: 64 };
+
 /// All targets.
 pub const TARGETS: &[Target] = &[
     target("references", Form::Lines, targets::references::run, PARSED),
@@ -91,6 +96,8 @@ pub const TARGETS: &[Target] = &[
     target("windows", Form::Lines, targets::windows::run, CLOCKS),
     target("registry_hosts", Form::Lines, targets::registry_hosts::run, TABLES),
     target("manifests", Form::Json, targets::manifests::run, PARSED),
+    target("delta_manifests", Form::Json, targets::delta_manifests::run, PARSED),
+    target("diffs", Form::Lines, targets::diffs::run, APPLIED),
     target("plan", Form::Lines, targets::plan::run, PLANNED),
     target("cloud_messages", Form::JsonLines, targets::cloud_messages::run, WORLD),
     target("edge_messages", Form::JsonLines, targets::edge_messages::run, WORLD),
