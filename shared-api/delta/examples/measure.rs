@@ -13,13 +13,13 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use prepull_api::enroll::hex;
-use prepull_delta::make::{Root, Settings, TarFile, make};
+use prepull_delta::make::{Resources, Root, TarFile, make};
 use prepull_delta::{Limits, Sources, apply};
 use ring::digest::{Context, SHA256};
 
-type Outcome = Result<(), Box<dyn std::error::Error>>;
+type Measured = Result<(), Box<dyn std::error::Error>>;
 
-fn main() -> Outcome {
+fn main() -> Measured {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["make", old, new, diff] => measure_make(old, new, diff),
@@ -28,12 +28,12 @@ fn main() -> Outcome {
     }
 }
 
-fn measure_make(old: &str, new: &str, diff: &str) -> Outcome {
+fn measure_make(old: &str, new: &str, diff: &str) -> Measured {
     let begun = Instant::now();
     let (old, new) = (TarFile::new(File::open(old)?)?, TarFile::new(File::open(new)?)?);
     let mut out = File::options().read(true).write(true).create(true).truncate(true).open(diff)?;
     let threads = std::thread::available_parallelism()?.get();
-    let settings = Settings { threads, memory: 1 << 30 };
+    let settings = Resources { threads, memory: 1 << 30 };
     let made = make(&Root::read(vec![&old])?, &new, &mut out, &settings, &mut |_| {})?;
     print!("{}", made.size);
     print_usage(begun)?;
@@ -44,11 +44,11 @@ fn measure_make(old: &str, new: &str, diff: &str) -> Outcome {
     Ok(())
 }
 
-fn measure_apply(directory: &str, diff: &str) -> Outcome {
+fn measure_apply(directory: &str, diff: &str) -> Measured {
     let begun = Instant::now();
     let mut out = Hashing(Context::new(&SHA256));
     let limits = Limits { output: u64::MAX };
-    let applied = apply(File::open(diff)?, &mut Directory(directory.into()), &mut out, &limits)?;
+    let applied = apply(File::open(diff)?, &mut UnpackedImage(directory.into()), &mut out, &limits)?;
     print!("{}", applied.written);
     print_usage(begun)?;
     let digest = out.0.finish();
@@ -57,9 +57,9 @@ fn measure_apply(directory: &str, diff: &str) -> Outcome {
 }
 
 /// An unpacked image.
-struct Directory(PathBuf);
+struct UnpackedImage(PathBuf);
 
-impl Sources for Directory {
+impl Sources for UnpackedImage {
     type File = File;
 
     fn open(&mut self, path: &[u8]) -> io::Result<File> {
@@ -81,7 +81,7 @@ impl Write for Hashing {
 }
 
 /// Seconds since the beginning, seconds of CPU, and MiB at the peak.
-fn print_usage(begun: Instant) -> Outcome {
+fn print_usage(begun: Instant) -> Measured {
     // Linux counts in hundredths of a second here, on all architectures that we build for.
     let stat = std::fs::read_to_string("/proc/self/stat")?;
     let (_, fields) = stat.rsplit_once(") ").ok_or("/proc/self/stat")?;

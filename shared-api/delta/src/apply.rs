@@ -16,9 +16,9 @@ mod source;
 
 use std::io::{self, Read, Seek, Write};
 
-use input::{Input, Version};
-use output::Output;
-use source::Source;
+use input::{FormatVersion, OperationReader};
+use output::BoundedOutput;
+use source::OpenSource;
 
 /// Bytes that are read and written at once.
 const PIECE: usize = 64 << 10;
@@ -120,14 +120,14 @@ enum Op {
 }
 
 impl Op {
-    fn parse(byte: u8, version: Version) -> Result<Self, ApplyError> {
+    fn parse(byte: u8, version: FormatVersion) -> Result<Self, ApplyError> {
         Ok(match byte {
             0 => Self::Data,
             1 => Self::Open,
             2 => Self::Copy,
             3 => Self::Add,
             4 => Self::Seek,
-            5 if version == Version::Two => Self::Frame,
+            5 if version == FormatVersion::Two => Self::Frame,
             _ => return Err(ApplyError::malformed(format!("operation {byte} is unknown in this version"))),
         })
     }
@@ -144,37 +144,37 @@ pub fn apply<S: Sources>(
     out: &mut impl Write,
     limits: &Limits,
 ) -> Result<Applied, ApplyError> {
-    let mut input = Input::new(diff)?;
-    let mut output = Output::new(out, limits.output);
-    let mut source: Option<Source<S::File>> = None;
+    let mut input = OperationReader::new(diff)?;
+    let mut output = BoundedOutput::new(out, limits.output);
+    let mut source: Option<OpenSource<S::File>> = None;
     let (mut piece, mut summands) = (vec![0; PIECE], vec![0; PIECE]);
     let (mut reused, mut operations) = (0, 0);
-    while let Some(byte) = input.byte()? {
+    while let Some(byte) = input.next_byte()? {
         operations += 1;
         if operations > FREE_OPERATIONS + output.written() / 2 {
             return Err(ApplyError::malformed(format!("{operations} operations make next to nothing")));
         }
         let op = Op::parse(byte, input.version())?;
-        let size = input.varint()?;
+        let size = input.read_varint()?;
         if matches!(op, Op::Data | Op::Copy | Op::Add) {
-            output.expect(size)?;
+            output.check_room(size)?;
         }
         let opened = || ApplyError::malformed(format!("{op:?} before a file is open"));
         match op {
-            Op::Data => pieces(size, &mut piece, |part| {
-                input.fill(part)?;
+            Op::Data => each_piece(size, &mut piece, |part| {
+                input.fill_piece(part)?;
                 output.write(part)
             })?,
             Op::Open => {
                 // The old one first: no two files of an image are open at once.
                 drop(source.take());
-                let path = path::normalize(&input.path(size)?)?;
-                source = Some(Source::open(sources, path)?);
+                let path = path::normalize(&input.read_path(size)?)?;
+                source = Some(OpenSource::open(sources, path)?);
             }
             Op::Copy => {
                 let source = source.as_mut().ok_or_else(opened)?;
-                pieces(size, &mut piece, |part| {
-                    source.fill(part)?;
+                each_piece(size, &mut piece, |part| {
+                    source.fill_piece(part)?;
                     output.write(part)
                 })?;
                 reused += size;
@@ -184,10 +184,10 @@ pub fn apply<S: Sources>(
                 if size > MAX_ADD {
                     return Err(ApplyError::malformed(format!("an addition of {size} bytes")));
                 }
-                pieces(size, &mut piece, |part| {
+                each_piece(size, &mut piece, |part| {
                     let summands = &mut summands[..part.len()];
-                    input.fill(summands)?;
-                    source.fill(part)?;
+                    input.fill_piece(summands)?;
+                    source.fill_piece(part)?;
                     for (byte, summand) in part.iter_mut().zip(summands) {
                         *byte = byte.wrapping_add(*summand);
                     }
@@ -197,8 +197,8 @@ pub fn apply<S: Sources>(
             }
             Op::Seek => source.as_mut().ok_or_else(opened)?.seek(size)?,
             Op::Frame => {
-                let prefix = source.as_mut().ok_or_else(opened)?.whole(MAX_WHOLE)?;
-                input.frame(size, &prefix, &mut piece, |part| output.write(part))?;
+                let prefix = source.as_mut().ok_or_else(opened)?.read_whole(MAX_WHOLE)?;
+                input.read_frame(size, &prefix, &mut piece, |part| output.write(part))?;
             }
         }
     }
@@ -207,7 +207,7 @@ pub fn apply<S: Sources>(
 }
 
 /// Does something for each piece of a size.
-fn pieces(
+fn each_piece(
     size: u64,
     piece: &mut [u8],
     mut each: impl FnMut(&mut [u8]) -> Result<(), ApplyError>,

@@ -2,13 +2,13 @@
 //! a change of an old file, or as it is.
 //!
 //! ```text
-//!  tars of the old image ─▶ Root (walk: whiteouts, links) ─▶ Index (by path, content, name)
+//!  tars of the old image ─▶ Root (walk: whiteouts, links) ─▶ OldFiles (by path, content, name)
 //!                                                             │
-//!  tar of the new layer ─▶ walk ─▶ plan, on all cores (pool) ─┴▶ Writer ─▶ zstd ─▶ a diff ─▶ applied again, compared
+//!  tar of the new layer ─▶ walk ─▶ plan, on all cores (pool) ─┴▶ DiffWriter ─▶ zstd ─▶ a diff ─▶ applied again, compared
 //! ```
 //!
 //! A diff is returned only after [`apply`] has made the same tar from it. Tars are read at random positions, so they are
-//! files as a rule. The memory has a bound: see [`Settings`].
+//! files as a rule. The memory has a bound: see [`Resources`].
 
 mod chunks;
 mod index;
@@ -24,14 +24,14 @@ mod writer;
 use std::io::{self, Read, Seek, Write};
 
 use crate::apply::ApplyError;
-use index::Index;
+use index::OldFiles;
 pub use plan::{Cause, Unshrunk};
-use plan::{Plan, Planner};
+use plan::{FilePlan, Planner};
 pub use root::Root;
-pub use tar_file::{Part, Tar, TarFile};
+pub use tar_file::{Tar, TarFile, TarPart};
 pub use unpack::unpack;
-use walk::{Entry, Kind, walk};
-use writer::Writer;
+use walk::{EntryKind, TarEntry, walk_tar};
+use writer::DiffWriter;
 
 /// A file this small is sent as it is: to open another and to copy from it takes as many bytes.
 const MIN_COPY: u64 = 64;
@@ -42,7 +42,7 @@ const MAX_UNSHRUNK: usize = 100;
 
 /// Resources for the production.
 #[derive(Clone, Copy, Debug)]
-pub struct Settings {
+pub struct Resources {
     /// Threads that compare files, and that compress.
     pub threads: usize,
     /// Bytes for files that are compared at the same time, and for results that wait to be written. A single file of 64 MiB
@@ -87,44 +87,44 @@ pub fn make(
     old: &Root<'_>,
     new: &dyn Tar,
     out: &mut (impl Read + Write + Seek),
-    settings: &Settings,
+    settings: &Resources,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Made, MakeError> {
     let mut files = Vec::new();
-    walk(new, |entry, _| {
-        if matches!(entry.kind, Kind::File { .. }) && entry.size >= MIN_COPY {
+    walk_tar(new, |entry, _| {
+        if matches!(entry.kind, EntryKind::File { .. }) && entry.size >= MIN_COPY {
             files.push(entry);
         }
         Ok(())
     })
     .map_err(MakeError::Tar)?;
-    let planner = Planner { old, new, index: Index::new(old.files()) };
-    let mut writer = Writer::new(&mut *out, settings.threads).map_err(MakeError::Output)?;
+    let planner = Planner { old, new, index: OldFiles::new(old.files()) };
+    let mut writer = DiffWriter::new(&mut *out, settings.threads).map_err(MakeError::Output)?;
     let (mut done, mut unshrunk) = (0, Vec::new());
     pool::in_order(
         &files,
         settings,
-        |file| planner.cost(file),
-        |file| planner.plan(file),
-        |file: &Entry, planned: io::Result<(Plan, Option<Unshrunk>)>| {
+        |file| planner.estimate_cost(file),
+        |file| planner.plan_file(file),
+        |file: &TarEntry, planned: io::Result<(FilePlan, Option<Unshrunk>)>| {
             let (plan, report) = planned.map_err(MakeError::Tar)?;
             // Headers and small files come before it.
-            writer.tar(new, done, file.offset - done)?;
-            writer.plan(&planner, file, &plan)?;
+            writer.write_tar(new, done, file.offset - done)?;
+            writer.write_plan(&planner, file, &plan)?;
             done = file.offset + file.size;
             unshrunk.extend(report);
             progress(done);
             Ok(())
         },
     )?;
-    writer.tar(new, done, new.size() - done)?;
+    writer.write_tar(new, done, new.size() - done)?;
     let size = writer.finish().map_err(MakeError::Output)?;
     progress(new.size());
     scale(&mut unshrunk, size);
     unshrunk.sort_by_key(|file| std::cmp::Reverse(file.sent));
     unshrunk.truncate(MAX_UNSHRUNK);
     out.rewind().map_err(MakeError::Output)?;
-    reapply::check(old, new, out.take(size))?;
+    reapply::check_diff(old, new, out.take(size))?;
     Ok(Made { size, uncompressed: new.size(), unshrunk })
 }
 

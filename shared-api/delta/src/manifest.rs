@@ -9,7 +9,7 @@ use prepull_api::sites::is_digest;
 use serde::Deserialize;
 
 #[cfg(feature = "make")]
-pub use draft::{Content, Draft, EMPTY_CONFIG, EMPTY_CONFIG_DIGEST, MANIFEST_TYPE, Reused};
+pub use draft::{Blob, Draft, EMPTY_CONFIG, EMPTY_CONFIG_DIGEST, MANIFEST_TYPE, Reused};
 
 /// `artifactType` of a delta.
 pub const ARTIFACT_TYPE: &str = "application/vnd.io.github.containers.oci-delta.v1";
@@ -145,10 +145,10 @@ impl DeltaManifest {
             return Err(wrong("manifest", format!("{} bytes, of at most {MAX_MANIFEST}", content.len())));
         }
         let mut json = serde_json::Deserializer::from_slice(content);
-        let raw: Raw = serde_path_to_error::deserialize(&mut json)
+        let raw: RawManifest = serde_path_to_error::deserialize(&mut json)
             .map_err(|error| wrong(&error.path().to_string(), error.inner().to_string()))?;
         json.end().map_err(|error| wrong("manifest", error.to_string()))?;
-        let Raw { artifact_type, subject, layers, annotations } = raw;
+        let RawManifest { artifact_type, subject, layers, annotations } = raw;
         match artifact_type.as_deref() {
             Some(ARTIFACT_TYPE) => {}
             None => return Err(wrong("artifactType", "is missing".to_owned())),
@@ -176,7 +176,7 @@ impl DeltaManifest {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Raw {
+struct RawManifest {
     artifact_type: Option<String>,
     subject: Option<RawDescriptor>,
     layers: Option<Vec<RawDescriptor>>,

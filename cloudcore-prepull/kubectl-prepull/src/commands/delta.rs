@@ -21,7 +21,7 @@ use prepull_api::image::Reference;
 
 use crate::problem;
 use crate::session::{Ended, Session};
-use registry::Registry;
+use registry::ImageRegistry;
 
 /// The arguments of `delta`.
 #[derive(Debug, Args)]
@@ -67,13 +67,13 @@ pub(crate) async fn run(session: &Session, args: &DeltaArgs) -> anyhow::Result<E
     let (old, new) = (parse(&args.old)?.normalized(), parse(&args.new)?.normalized());
     let config = credentials::DockerConfig::read(args.docker_config.as_deref())?;
     let client = registry::client(args.registry_config_path.clone());
-    let old = Registry::open(&client, &config, &old).await?;
-    let new = Registry::open(&client, &config, &new).await?;
+    let old = ImageRegistry::open(&client, &config, &old).await?;
+    let new = ImageRegistry::open(&client, &config, &new).await?;
     let (olds, news) = (old.images().await?, new.images().await?);
     let pairs = pair::find_pairs(&olds, &news, &args.platform)?;
     let scratch = args.scratch.clone().unwrap_or_else(std::env::temp_dir);
     let threads = args.threads.or_else(|| Some(std::thread::available_parallelism().ok()?.get()));
-    let work = produce::Work { old: &old, new: &new, scratch: &scratch, threads: threads.unwrap_or(1) };
+    let work = produce::DeltaWork { old: &old, new: &new, scratch: &scratch, threads: threads.unwrap_or(1) };
     let mut reports = Vec::new();
     for pair in pairs {
         let platform = pair.new.platform.clone();
@@ -84,7 +84,7 @@ pub(crate) async fn run(session: &Session, args: &DeltaArgs) -> anyhow::Result<E
                 .await
                 .with_context(|| format!("cannot push the delta for {platform}"))?;
         }
-        reports.push(view::Report { pushed: is_pushed, ..delta.report });
+        reports.push(view::PlatformReport { pushed: is_pushed, ..delta.report });
     }
     if reports.is_empty() {
         bail!("{} and {} have no platform in common", args.old, args.new);

@@ -15,24 +15,24 @@ const MAX_FRAME: u64 = MAX_WHOLE + (64 << 10);
 
 /// The version of the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Version {
+pub(super) enum FormatVersion {
     One,
     Two,
 }
 
-pub(super) struct Input<R: Read> {
-    version: Version,
+pub(super) struct OperationReader<R: Read> {
+    version: FormatVersion,
     reader: BufReader<Decoder<'static, BufReader<R>>>,
 }
 
-impl<R: Read> Input<R> {
+impl<R: Read> OperationReader<R> {
     /// Reads the magic bytes. The rest is one zstd stream.
     pub(super) fn new(mut diff: R) -> Result<Self, ApplyError> {
         let mut magic = [0; MAGIC];
         diff.read_exact(&mut magic).map_err(ApplyError::Diff)?;
         let version = match &magic {
-            b"tardf1\n\0" => Version::One,
-            b"tardf2\n\0" => Version::Two,
+            b"tardf1\n\0" => FormatVersion::One,
+            b"tardf2\n\0" => FormatVersion::Two,
             _ => return Err(ApplyError::malformed("neither tardf1 nor tardf2")),
         };
         let mut decoder = Decoder::new(diff).map_err(ApplyError::Diff)?;
@@ -40,22 +40,23 @@ impl<R: Read> Input<R> {
         Ok(Self { version, reader: BufReader::with_capacity(PIECE, decoder) })
     }
 
-    pub(super) fn version(&self) -> Version {
+    pub(super) fn version(&self) -> FormatVersion {
         self.version
     }
 
     /// The next byte. `None` at the end of the stream.
-    pub(super) fn byte(&mut self) -> Result<Option<u8>, ApplyError> {
+    pub(super) fn next_byte(&mut self) -> Result<Option<u8>, ApplyError> {
         let byte = self.reader.fill_buf().map_err(ApplyError::Diff)?.first().copied();
         self.reader.consume(byte.iter().len());
         Ok(byte)
     }
 
     /// A number in pieces of seven bits, the lowest first.
-    pub(super) fn varint(&mut self) -> Result<u64, ApplyError> {
+    pub(super) fn read_varint(&mut self) -> Result<u64, ApplyError> {
         let mut value = 0;
         for shift in (0..u64::BITS).step_by(7) {
-            let byte = self.byte()?.ok_or_else(|| ApplyError::Diff(io::ErrorKind::UnexpectedEof.into()))?;
+            let byte =
+                self.next_byte()?.ok_or_else(|| ApplyError::Diff(io::ErrorKind::UnexpectedEof.into()))?;
             let bits = u64::from(byte & 0x7f);
             if bits > u64::MAX >> shift {
                 break;
@@ -68,21 +69,21 @@ impl<R: Read> Input<R> {
         Err(ApplyError::malformed("a size of more than 64 bits"))
     }
 
-    pub(super) fn fill(&mut self, piece: &mut [u8]) -> Result<(), ApplyError> {
+    pub(super) fn fill_piece(&mut self, piece: &mut [u8]) -> Result<(), ApplyError> {
         self.reader.read_exact(piece).map_err(ApplyError::Diff)
     }
 
-    pub(super) fn path(&mut self, size: u64) -> Result<Vec<u8>, ApplyError> {
+    pub(super) fn read_path(&mut self, size: u64) -> Result<Vec<u8>, ApplyError> {
         if size > MAX_PATH {
             return Err(ApplyError::malformed(format!("a path of {size} bytes")));
         }
         let mut path = vec![0; usize::try_from(size).unwrap_or_default()];
-        self.fill(&mut path)?;
+        self.fill_piece(&mut path)?;
         Ok(path)
     }
 
     /// Decompresses a zstd frame of a size that refers to a prefix.
-    pub(super) fn frame(
+    pub(super) fn read_frame(
         &mut self,
         size: u64,
         prefix: &[u8],

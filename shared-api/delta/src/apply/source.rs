@@ -7,14 +7,14 @@ use super::{ApplyError, Sources};
 /// Bytes that are read ahead. After a relinked program the pieces in use are short and near to each other.
 const AHEAD: usize = 8 << 10;
 
-pub(super) struct Source<F> {
+pub(super) struct OpenSource<F> {
     path: Vec<u8>,
     file: BufReader<F>,
     /// The position of the next byte.
     at: i64,
 }
 
-impl<F: Read + Seek> Source<F> {
+impl<F: Read + Seek> OpenSource<F> {
     pub(super) fn open(sources: &mut impl Sources<File = F>, path: Vec<u8>) -> Result<Self, ApplyError> {
         match sources.open(&path) {
             Ok(file) => Ok(Self { path, file: BufReader::with_capacity(AHEAD, file), at: 0 }),
@@ -22,7 +22,7 @@ impl<F: Read + Seek> Source<F> {
         }
     }
 
-    pub(super) fn fill(&mut self, piece: &mut [u8]) -> Result<(), ApplyError> {
+    pub(super) fn fill_piece(&mut self, piece: &mut [u8]) -> Result<(), ApplyError> {
         self.file.read_exact(piece).map_err(|error| failed(&self.path, error))?;
         // At most 64 KiB at a time of a file that is there: it doesn't overflow.
         self.at = self.at.saturating_add_unsigned(piece.len() as u64);
@@ -40,7 +40,7 @@ impl<F: Read + Seek> Source<F> {
     }
 
     /// The whole file, of at most a length. The position is its end then.
-    pub(super) fn whole(&mut self, limit: u64) -> Result<Vec<u8>, ApplyError> {
+    pub(super) fn read_whole(&mut self, limit: u64) -> Result<Vec<u8>, ApplyError> {
         self.seek(0)?;
         let mut content = Vec::new();
         let read = (&mut self.file).take(limit + 1).read_to_end(&mut content);

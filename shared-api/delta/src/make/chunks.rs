@@ -25,16 +25,16 @@ pub(super) enum Segment {
 }
 
 /// The new file in terms of the old one.
-pub(super) fn compare(old: impl Read, new: impl Read) -> io::Result<Vec<Segment>> {
+pub(super) fn compare_files(old: impl Read, new: impl Read) -> io::Result<Vec<Segment>> {
     let (mut known, mut position) = (HashMap::new(), 0);
-    split(old, |chunk| {
-        known.entry(key(chunk)).or_insert(position);
+    split_content(old, |chunk| {
+        known.entry(key_of(chunk)).or_insert(position);
         position += chunk.len() as u64;
     })?;
     let mut segments: Vec<Segment> = Vec::new();
-    split(new, |chunk| {
+    split_content(new, |chunk| {
         let length = chunk.len() as u64;
-        match (segments.last_mut(), known.get(&key(chunk))) {
+        match (segments.last_mut(), known.get(&key_of(chunk))) {
             (Some(Segment::Old { at, size }), Some(found)) if *at + *size == *found => *size += length,
             (Some(Segment::New { size }), None) => *size += length,
             (_, Some(found)) => segments.push(Segment::Old { at: *found, size: length }),
@@ -44,13 +44,13 @@ pub(super) fn compare(old: impl Read, new: impl Read) -> io::Result<Vec<Segment>
     Ok(segments)
 }
 
-fn key(chunk: &[u8]) -> [u8; 16] {
+fn key_of(chunk: &[u8]) -> [u8; 16] {
     let mut key = [0; 16];
     key.copy_from_slice(&digest(&SHA256, chunk).as_ref()[..16]);
     key
 }
 
-fn split(mut content: impl Read, mut each: impl FnMut(&[u8])) -> io::Result<()> {
+fn split_content(mut content: impl Read, mut each: impl FnMut(&[u8])) -> io::Result<()> {
     let (mut piece, mut chunk, mut sum) = (vec![0; super::PIECE], Vec::with_capacity(MAX), 0_u64);
     loop {
         let read = content.read(&mut piece)?;
@@ -97,7 +97,7 @@ mod tests {
         let old: Vec<u8> =
             (0..1_000_000_u32).flat_map(|n| n.wrapping_mul(n).to_le_bytes()[2..3].to_vec()).collect();
         let new = [&old[..400_000], b"inserted", &old[400_000..]].concat();
-        let segments = compare(&old[..], &new[..]).unwrap();
+        let segments = compare_files(&old[..], &new[..]).unwrap();
         let sent: u64 = segments.iter().map(|s| if let Segment::New { size } = s { *size } else { 0 }).sum();
         let all: u64 = segments
             .iter()
@@ -107,6 +107,6 @@ mod tests {
             .sum();
         assert_eq!(all, new.len() as u64);
         assert!(sent < 3 * MAX as u64, "{sent}");
-        assert_eq!(compare(&b""[..], &b""[..]).unwrap(), []);
+        assert_eq!(compare_files(&b""[..], &b""[..]).unwrap(), []);
     }
 }

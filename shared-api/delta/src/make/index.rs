@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::root::{File, Hash, split};
+use super::root::{Hash, OldFile, split};
 
 /// Most files of one name that are looked at. There are thousands of `__init__.py`, and the path of the right one is
 /// nearly always the same.
@@ -10,52 +10,52 @@ const MAX_CANDIDATES: usize = 64;
 /// Digits and letters of a hexadecimal number in a name from which on it's taken for a digest that changes.
 const DIGEST: usize = 8;
 
-pub(super) struct Index<'a> {
-    files: Vec<(&'a [u8], File)>,
+pub(super) struct OldFiles<'a> {
+    files: Vec<(&'a [u8], OldFile)>,
     by_hash: HashMap<Hash, usize>,
     /// By name without its numbers: `libssl.so.3.0.1` and `libssl.so.3.0.2` are the same here.
     by_shape: HashMap<Vec<u8>, Vec<usize>>,
 }
 
-impl<'a> Index<'a> {
+impl<'a> OldFiles<'a> {
     /// The files must be in the order of their paths.
-    pub(super) fn new(files: Vec<(&'a [u8], File)>) -> Self {
+    pub(super) fn new(files: Vec<(&'a [u8], OldFile)>) -> Self {
         let (mut by_hash, mut by_shape) = (HashMap::new(), HashMap::<_, Vec<_>>::new());
         for (number, (path, file)) in files.iter().enumerate() {
             by_hash.entry(file.hash).or_insert(number);
-            by_shape.entry(shape(split(path).1)).or_default().push(number);
+            by_shape.entry(shape_of(split(path).1)).or_default().push(number);
         }
         Self { files, by_hash, by_shape }
     }
 
     /// A file with this content; the one with this path if it has it.
-    pub(super) fn same(&self, path: &[u8], hash: &Hash) -> Option<(&'a [u8], File)> {
-        let at_path = self.at(path).filter(|(_, file)| file.hash == *hash);
+    pub(super) fn find_same(&self, path: &[u8], hash: &Hash) -> Option<(&'a [u8], OldFile)> {
+        let at_path = self.find_at(path).filter(|(_, file)| file.hash == *hash);
         at_path.or_else(|| self.by_hash.get(hash).map(|number| self.files[*number]))
     }
 
     /// The file that is probably an older version: of the same path, or else of the same name but for its numbers, with as
     /// many directories in common as possible, and then with the nearest size.
-    pub(super) fn similar(&self, path: &[u8], size: u64) -> Option<(&'a [u8], File)> {
-        if let Some(found) = self.at(path) {
+    pub(super) fn find_similar(&self, path: &[u8], size: u64) -> Option<(&'a [u8], OldFile)> {
+        if let Some(found) = self.find_at(path) {
             return Some(found);
         }
-        let named = self.by_shape.get(&shape(split(path).1))?;
-        let wanted = shape(path);
+        let named = self.by_shape.get(&shape_of(split(path).1))?;
+        let wanted = shape_of(path);
         let candidates = named.iter().take(MAX_CANDIDATES).map(|number| self.files[*number]);
         candidates.max_by_key(|(path, file)| {
-            (common_parts(&wanted, &shape(path)), std::cmp::Reverse(file.size.abs_diff(size)))
+            (common_parts(&wanted, &shape_of(path)), std::cmp::Reverse(file.size.abs_diff(size)))
         })
     }
 
-    fn at(&self, path: &[u8]) -> Option<(&'a [u8], File)> {
+    fn find_at(&self, path: &[u8]) -> Option<(&'a [u8], OldFile)> {
         let found = self.files.binary_search_by(|(other, _)| (*other).cmp(path)).ok()?;
         Some(self.files[found])
     }
 }
 
 /// A path with a `#` for each number, and for each digest.
-fn shape(path: &[u8]) -> Vec<u8> {
+fn shape_of(path: &[u8]) -> Vec<u8> {
     let mut shape = Vec::with_capacity(path.len());
     let mut rest = path;
     while let Some(first) = rest.first() {
@@ -89,28 +89,31 @@ mod tests {
             ("facade/bad.py", "facade/bad.py"),
             ("", ""),
         ] {
-            assert_eq!(shape(path.as_bytes()), expected.as_bytes());
+            assert_eq!(shape_of(path.as_bytes()), expected.as_bytes());
         }
     }
 
     #[test]
     fn an_older_version_is_found_by_name() {
-        let file = |size| File { layer: 0, offset: 0, size, hash: [u8::try_from(size).unwrap_or(0); 32] };
+        let file = |size| OldFile { layer: 0, offset: 0, size, hash: [u8::try_from(size).unwrap_or(0); 32] };
         let files = vec![
             (&b"a/__init__.py"[..], file(10)),
             (b"lib/libssl.so.3.0.1", file(20)),
             (b"pandas-2.2.2.dist-info/METADATA", file(30)),
             (b"pip-23.0.dist-info/METADATA", file(40)),
         ];
-        let index = Index::new(files);
-        let similar = |path: &str, size| index.similar(path.as_bytes(), size).map(|(_, file)| file.size);
+        let index = OldFiles::new(files);
+        let similar = |path: &str, size| index.find_similar(path.as_bytes(), size).map(|(_, file)| file.size);
         assert_eq!(similar("a/__init__.py", 1), Some(10));
         assert_eq!(similar("b/__init__.py", 1), Some(10));
         assert_eq!(similar("lib/libssl.so.3.0.2", 1), Some(20));
         assert_eq!(similar("pandas-2.2.3.dist-info/METADATA", 40), Some(30), "more of its path is the same");
         assert_eq!(similar("django-5.0.dist-info/METADATA", 39), Some(40), "nearer in size");
         assert_eq!(similar("lib/libz.so", 1), None);
-        assert_eq!(index.same(b"other", &[20; 32]).map(|(path, _)| path), Some(&b"lib/libssl.so.3.0.1"[..]));
-        assert_eq!(index.same(b"other", &[21; 32]), None);
+        assert_eq!(
+            index.find_same(b"other", &[20; 32]).map(|(path, _)| path),
+            Some(&b"lib/libssl.so.3.0.1"[..])
+        );
+        assert_eq!(index.find_same(b"other", &[21; 32]), None);
     }
 }

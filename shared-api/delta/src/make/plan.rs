@@ -6,10 +6,10 @@ use bidiff::{DiffParams, Match};
 
 use super::MIN_COPY;
 use super::chunks::{self, Segment};
-use super::index::Index;
+use super::index::OldFiles;
 use super::root::{Root, hash};
-use super::tar_file::{Part, Tar};
-use super::walk::Entry;
+use super::tar_file::{Tar, TarPart};
+use super::walk::TarEntry;
 
 /// Largest file that is compared byte by byte. The suffix array takes four times the size of the old file.
 const MAX_COMPARED: u64 = 64 << 20;
@@ -21,7 +21,7 @@ const OPERATION: usize = 4;
 const MIN_REPORTED: u64 = 4 << 10;
 
 /// The way in which a file is made. The paths are those of old files.
-pub(super) enum Plan<'a> {
+pub(super) enum FilePlan<'a> {
     Data,
     Copy(&'a [u8]),
     /// Additions to the old file, with data between them.
@@ -63,21 +63,22 @@ pub enum Cause {
 pub(super) struct Planner<'a> {
     pub(super) old: &'a Root<'a>,
     pub(super) new: &'a dyn Tar,
-    pub(super) index: Index<'a>,
+    pub(super) index: OldFiles<'a>,
 }
 
 impl<'a> Planner<'a> {
     /// Most bytes that the plan of a file takes while it's made.
-    pub(super) fn cost(&self, file: &Entry) -> u64 {
+    pub(super) fn estimate_cost(&self, file: &TarEntry) -> u64 {
         if file.size > MAX_COMPARED {
             return MAX_COMPARED;
         }
-        let old = self.index.similar(&file.path, file.size).map_or(0, |(_, old)| old.size.min(MAX_COMPARED));
+        let old =
+            self.index.find_similar(&file.path, file.size).map_or(0, |(_, old)| old.size.min(MAX_COMPARED));
         // The file and its changes; the old file and its suffix array.
         2 * file.size + 5 * old
     }
 
-    pub(super) fn plan(&self, file: &Entry) -> io::Result<(Plan<'a>, Option<Unshrunk>)> {
+    pub(super) fn plan_file(&self, file: &TarEntry) -> io::Result<(FilePlan<'a>, Option<Unshrunk>)> {
         let (plan, sent, cause) =
             if file.size > MAX_COMPARED { self.plan_large(file)? } else { self.plan_small(file)? };
         let path = || String::from_utf8_lossy(&file.path).into_owned();
@@ -85,44 +86,46 @@ impl<'a> Planner<'a> {
         Ok((plan, report))
     }
 
-    fn content(&self, file: &Entry) -> Part<'a> {
-        Part::new(self.new, file.offset, file.size)
+    fn content(&self, file: &TarEntry) -> TarPart<'a> {
+        TarPart::new(self.new, file.offset, file.size)
     }
 
-    fn plan_small(&self, file: &Entry) -> io::Result<(Plan<'a>, u64, Cause)> {
+    fn plan_small(&self, file: &TarEntry) -> io::Result<(FilePlan<'a>, u64, Cause)> {
         let new = read(self.content(file), file.size)?;
-        if let Some((path, _)) = self.index.same(&file.path, &hash(&mut &new[..])?) {
-            return Ok((Plan::Copy(path), 0, Cause::Changed));
+        if let Some((path, _)) = self.index.find_same(&file.path, &hash(&mut &new[..])?) {
+            return Ok((FilePlan::Copy(path), 0, Cause::Changed));
         }
-        let whole = estimate(&new)?;
-        let similar = self.index.similar(&file.path, file.size);
+        let whole = estimate_size(&new)?;
+        let similar = self.index.find_similar(&file.path, file.size);
         let Some((path, old)) = similar.filter(|(_, old)| old.size >= MIN_COPY) else {
-            return Ok((Plan::Data, whole, Cause::New));
+            return Ok((FilePlan::Data, whole, Cause::New));
         };
         if old.size > MAX_COMPARED {
-            return Ok((Plan::Data, whole, Cause::Large));
+            return Ok((FilePlan::Data, whole, Cause::Large));
         }
         let old = read(self.old.content(&old), old.size)?;
         let matches = find_matches(&old, &new)?;
-        let changes = changes(&old, &new, &matches);
-        let changed = estimate(&changes)? + (3 * OPERATION * matches.len()) as u64;
+        let changes = collect_changes(&old, &new, &matches);
+        let changed = estimate_size(&changes)? + (3 * OPERATION * matches.len()) as u64;
         if changed >= whole {
-            return Ok((Plan::Data, whole, Cause::Unlike));
+            return Ok((FilePlan::Data, whole, Cause::Unlike));
         }
-        Ok((Plan::Changes { path, old, new, matches }, changed, Cause::Changed))
+        // A changelog in gzip has its first bytes in common with the old one.
+        let cause = if changed * 10 < whole * 9 { Cause::Changed } else { Cause::Unlike };
+        Ok((FilePlan::Changes { path, old, new, matches }, changed, cause))
     }
 
-    fn plan_large(&self, file: &Entry) -> io::Result<(Plan<'a>, u64, Cause)> {
-        if let Some((path, _)) = self.index.same(&file.path, &hash(&mut self.content(file))?) {
-            return Ok((Plan::Copy(path), 0, Cause::Changed));
+    fn plan_large(&self, file: &TarEntry) -> io::Result<(FilePlan<'a>, u64, Cause)> {
+        if let Some((path, _)) = self.index.find_same(&file.path, &hash(&mut self.content(file))?) {
+            return Ok((FilePlan::Copy(path), 0, Cause::Changed));
         }
-        let Some((path, old)) = self.index.similar(&file.path, file.size) else {
-            return Ok((Plan::Data, file.size, Cause::New));
+        let Some((path, old)) = self.index.find_similar(&file.path, file.size) else {
+            return Ok((FilePlan::Data, file.size, Cause::New));
         };
-        let segments = chunks::compare(self.old.content(&old), self.content(file))?;
+        let segments = chunks::compare_files(self.old.content(&old), self.content(file))?;
         let sent =
             segments.iter().map(|segment| if let Segment::New { size } = segment { *size } else { 0 }).sum();
-        Ok((Plan::Chunks(path, segments), sent, Cause::Large))
+        Ok((FilePlan::Chunks(path, segments), sent, Cause::Large))
     }
 }
 
@@ -132,7 +135,7 @@ fn read(mut content: impl Read, size: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn estimate(content: &[u8]) -> io::Result<u64> {
+fn estimate_size(content: &[u8]) -> io::Result<u64> {
     Ok(zstd::bulk::compress(content, ESTIMATE)?.len() as u64)
 }
 
@@ -146,7 +149,7 @@ fn find_matches(old: &[u8], new: &[u8]) -> io::Result<Vec<Match>> {
 }
 
 /// What the diff has of the file: differences, and data.
-fn changes(old: &[u8], new: &[u8], matches: &[Match]) -> Vec<u8> {
+fn collect_changes(old: &[u8], new: &[u8], matches: &[Match]) -> Vec<u8> {
     let mut changes = Vec::with_capacity(new.len());
     for found in matches {
         changes.extend(differences(old, new, found));

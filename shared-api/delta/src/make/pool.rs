@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::Settings;
+use super::Resources;
 
 /// Jobs that may be ahead of the one that is taken: even those without cost have a size.
 const AHEAD: usize = 4096;
 
-struct State<R> {
+struct PoolState<R> {
     /// The next job to begin with.
     next: usize,
     /// The next result to take.
@@ -21,16 +21,16 @@ struct State<R> {
 }
 
 struct Pool<R> {
-    state: Mutex<State<R>>,
+    state: Mutex<PoolState<R>>,
     changed: Condvar,
 }
 
 impl<R> Pool<R> {
-    fn state(&self) -> MutexGuard<'_, State<R>> {
+    fn state(&self) -> MutexGuard<'_, PoolState<R>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<'a>(&self, state: MutexGuard<'a, State<R>>) -> MutexGuard<'a, State<R>> {
+    fn wait<'a>(&self, state: MutexGuard<'a, PoolState<R>>) -> MutexGuard<'a, PoolState<R>> {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -51,12 +51,12 @@ impl<R> Drop for StopOnPanic<'_, R> {
 /// were begun and not yet taken leaves room for it, or when there are none.
 pub(super) fn in_order<J: Sync, R: Send, E>(
     jobs: &[J],
-    settings: &Settings,
+    settings: &Resources,
     cost: impl Fn(&J) -> u64 + Sync,
     work: impl Fn(&J) -> R + Sync,
     mut take: impl FnMut(&J, R) -> Result<(), E>,
 ) -> Result<(), E> {
-    let state = State { next: 0, taken: 0, cost: 0, results: BTreeMap::new(), stopped: false };
+    let state = PoolState { next: 0, taken: 0, cost: 0, results: BTreeMap::new(), stopped: false };
     let pool = Pool { state: Mutex::new(state), changed: Condvar::new() };
     let (pool, cost, work) = (&pool, &cost, &work);
     let worker = || {
@@ -120,7 +120,7 @@ mod tests {
         let jobs: Vec<u64> = (0..500).map(|n| n * 7919 % 13).collect();
         let (at_once, most) = (AtomicU64::new(0), AtomicU64::new(0));
         let mut taken = Vec::new();
-        let settings = Settings { threads: 4, memory: 20 };
+        let settings = Resources { threads: 4, memory: 20 };
         let done: Result<(), ()> = in_order(
             &jobs,
             &settings,
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_job_above_the_memory_runs_alone() {
-        let settings = Settings { threads: 2, memory: 1 };
+        let settings = Resources { threads: 2, memory: 1 };
         let mut sum = 0;
         let done: Result<(), ()> = in_order(
             &[5, 6, 7],
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn an_error_ends_the_work() {
-        let settings = Settings { threads: 2, memory: 100 };
+        let settings = Resources { threads: 2, memory: 100 };
         let done = in_order(
             &[1, 2, 3],
             &settings,

@@ -4,11 +4,11 @@ use std::io::{self, Read, Write};
 
 use super::MakeError;
 use super::root::Root;
-use super::tar_file::{Part, Tar};
+use super::tar_file::{Tar, TarPart};
 use crate::apply::{ApplyError, Limits, apply};
 
-pub(super) fn check(old: &Root<'_>, new: &dyn Tar, diff: impl Read) -> Result<(), MakeError> {
-    let mut compared = Compared { expected: Part::new(new, 0, new.size()), done: 0, differs: false };
+pub(super) fn check_diff(old: &Root<'_>, new: &dyn Tar, diff: impl Read) -> Result<(), MakeError> {
+    let mut compared = Compared { expected: TarPart::new(new, 0, new.size()), done: 0, differs: false };
     let limits = Limits { output: new.size() };
     let applied = apply(diff, &mut &*old, &mut compared, &limits);
     let Compared { done, differs, .. } = compared;
@@ -23,7 +23,7 @@ pub(super) fn check(old: &Root<'_>, new: &dyn Tar, diff: impl Read) -> Result<()
 
 /// A writer that expects the bytes of a tar.
 struct Compared<'a> {
-    expected: Part<'a>,
+    expected: TarPart<'a>,
     done: u64,
     differs: bool,
 }

@@ -6,8 +6,8 @@ use std::ops::Bound;
 
 use ring::digest::{Context, SHA256};
 
-use super::tar_file::{Part, Tar};
-use super::walk::{Entry, Kind, walk};
+use super::tar_file::{Tar, TarPart};
+use super::walk::{EntryKind, TarEntry, walk_tar};
 use crate::apply::Sources;
 
 /// Prefix of an entry that removes another of a lower layer.
@@ -23,17 +23,17 @@ pub(super) type Hash = [u8; 32];
 /// The files of the old image, and the tars that hold them.
 pub struct Root<'a> {
     tars: Vec<&'a dyn Tar>,
-    nodes: BTreeMap<Vec<u8>, Node>,
+    nodes: BTreeMap<Vec<u8>, RootNode>,
 }
 
-struct Node {
+struct RootNode {
     /// The layer that the entry is from.
     layer: usize,
     what: What,
 }
 
 enum What {
-    File(File),
+    File(OldFile),
     Directory,
     SymbolicLink,
     Other,
@@ -41,7 +41,7 @@ enum What {
 
 /// The content of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct File {
+pub(super) struct OldFile {
     pub(super) layer: usize,
     pub(super) offset: u64,
     pub(super) size: u64,
@@ -56,14 +56,14 @@ impl<'a> Root<'a> {
     pub fn read(tars: Vec<&'a dyn Tar>) -> io::Result<Self> {
         let mut nodes = BTreeMap::new();
         for (layer, tar) in tars.iter().enumerate() {
-            walk(*tar, |entry, content| add(&mut nodes, layer, entry, content))?;
+            walk_tar(*tar, |entry, content| add(&mut nodes, layer, entry, content))?;
         }
         Ok(Self { tars, nodes })
     }
 
     /// The files, in the order of their paths. Those below a symbolic link are left out: runtimes differ in where they put
     /// them.
-    pub(super) fn files(&self) -> Vec<(&[u8], File)> {
+    pub(super) fn files(&self) -> Vec<(&[u8], OldFile)> {
         let files = self.nodes.iter().filter_map(|(path, node)| match node.what {
             What::File(file) if path.len() <= MAX_PATH => Some((path.as_slice(), file)),
             _ => None,
@@ -78,16 +78,16 @@ impl<'a> Root<'a> {
         })
     }
 
-    pub(super) fn content(&self, file: &File) -> Part<'a> {
-        Part::new(self.tars[file.layer], file.offset, file.size)
+    pub(super) fn content(&self, file: &OldFile) -> TarPart<'a> {
+        TarPart::new(self.tars[file.layer], file.offset, file.size)
     }
 }
 
 /// The content as a node would find it.
 impl<'a> Sources for &Root<'a> {
-    type File = Part<'a>;
+    type File = TarPart<'a>;
 
-    fn open(&mut self, path: &[u8]) -> io::Result<Part<'a>> {
+    fn open(&mut self, path: &[u8]) -> io::Result<TarPart<'a>> {
         match self.nodes.get(path).map(|node| &node.what) {
             Some(What::File(file)) => Ok(self.content(file)),
             _ => Err(io::ErrorKind::NotFound.into()),
@@ -96,12 +96,12 @@ impl<'a> Sources for &Root<'a> {
 }
 
 fn add(
-    nodes: &mut BTreeMap<Vec<u8>, Node>,
+    nodes: &mut BTreeMap<Vec<u8>, RootNode>,
     layer: usize,
-    entry: Entry,
+    entry: TarEntry,
     content: &mut dyn Read,
 ) -> io::Result<()> {
-    let Entry { path, kind, offset, size } = entry;
+    let TarEntry { path, kind, offset, size } = entry;
     let (directory, name) = split(&path);
     if name == OPAQUE {
         remove_below(nodes, directory, |node| node.layer < layer);
@@ -116,13 +116,15 @@ fn add(
         return Ok(());
     }
     let what = match kind {
-        Kind::Directory => What::Directory,
-        Kind::SymbolicLink => What::SymbolicLink,
-        Kind::File { sparse: true } | Kind::Other => What::Other,
-        Kind::File { sparse: false } => What::File(File { layer, offset, size, hash: hash(content)? }),
+        EntryKind::Directory => What::Directory,
+        EntryKind::SymbolicLink => What::SymbolicLink,
+        EntryKind::File { sparse: true } | EntryKind::Other => What::Other,
+        EntryKind::File { sparse: false } => {
+            What::File(OldFile { layer, offset, size, hash: hash(content)? })
+        }
         // A target in a lower layer is nothing that a runtime could link to.
-        Kind::HardLink(target) => match nodes.get(&target) {
-            Some(Node { layer: same, what: What::File(file) }) if *same == layer => What::File(*file),
+        EntryKind::HardLink(target) => match nodes.get(&target) {
+            Some(RootNode { layer: same, what: What::File(file) }) if *same == layer => What::File(*file),
             _ => What::Other,
         },
     };
@@ -132,11 +134,15 @@ fn add(
     if !matches!(what, What::Directory) {
         remove_below(nodes, &path, |_| true);
     }
-    nodes.insert(path, Node { layer, what });
+    nodes.insert(path, RootNode { layer, what });
     Ok(())
 }
 
-fn remove_below(nodes: &mut BTreeMap<Vec<u8>, Node>, directory: &[u8], is_gone: impl Fn(&Node) -> bool) {
+fn remove_below(
+    nodes: &mut BTreeMap<Vec<u8>, RootNode>,
+    directory: &[u8],
+    is_gone: impl Fn(&RootNode) -> bool,
+) {
     let prefix = if directory.is_empty() { Vec::new() } else { [directory, b"/"].concat() };
     let from = (Bound::Included(prefix.clone()), Bound::Unbounded);
     let below = nodes.range(from).take_while(|(path, _)| path.starts_with(&prefix));

@@ -57,20 +57,20 @@ impl Tar for Vec<u8> {
 
 /// A part of a tar, as a file of its own.
 #[derive(Clone, Copy)]
-pub struct Part<'a> {
+pub struct TarPart<'a> {
     tar: &'a dyn Tar,
     begin: u64,
     size: u64,
     at: u64,
 }
 
-impl<'a> Part<'a> {
+impl<'a> TarPart<'a> {
     pub(super) fn new(tar: &'a dyn Tar, begin: u64, size: u64) -> Self {
         Self { tar, begin, size, at: 0 }
     }
 }
 
-impl Read for Part<'_> {
+impl Read for TarPart<'_> {
     fn read(&mut self, piece: &mut [u8]) -> io::Result<usize> {
         let left = usize::try_from(self.size.saturating_sub(self.at)).unwrap_or(usize::MAX);
         let wanted = left.min(piece.len());
@@ -83,7 +83,7 @@ impl Read for Part<'_> {
     }
 }
 
-impl Seek for Part<'_> {
+impl Seek for TarPart<'_> {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
         let at = match to {
             SeekFrom::Start(at) => Some(at),

@@ -46,8 +46,8 @@ fn root(tars: &[Vec<u8>]) -> Root<'_> {
     Root::read(tars.iter().map(|tar| tar as &dyn Tar).collect()).unwrap()
 }
 
-fn settings() -> Settings {
-    Settings { threads: 2, memory: 16 << 20 }
+fn settings() -> Resources {
+    Resources { threads: 2, memory: 16 << 20 }
 }
 
 /// Makes a diff, and returns it.

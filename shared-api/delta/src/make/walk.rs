@@ -2,14 +2,14 @@
 
 use std::io::{self, BufReader, Read};
 
-use super::tar_file::{Part, Tar};
+use super::tar_file::{Tar, TarPart};
 
 /// One entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct TarEntry {
     /// Relative to the root, without empty parts and `.`; empty for the root itself.
     pub(super) path: Vec<u8>,
-    pub(super) kind: Kind,
+    pub(super) kind: EntryKind,
     /// Position of the content in the tar.
     pub(super) offset: u64,
     /// Length of the content in the tar.
@@ -17,7 +17,7 @@ pub(super) struct Entry {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum EntryKind {
     File {
         /// Whether the content in the tar is the list of a sparse file's parts, and no file that could be read elsewhere.
         sparse: bool,
@@ -31,32 +31,32 @@ pub(super) enum Kind {
 }
 
 /// Calls a function for each entry, in order, with a reader of its content.
-pub(super) fn walk(
+pub(super) fn walk_tar(
     tar: &dyn Tar,
-    mut each: impl FnMut(Entry, &mut dyn Read) -> io::Result<()>,
+    mut each: impl FnMut(TarEntry, &mut dyn Read) -> io::Result<()>,
 ) -> io::Result<()> {
     let mut archive =
-        tar::Archive::new(BufReader::with_capacity(super::PIECE, Part::new(tar, 0, tar.size())));
+        tar::Archive::new(BufReader::with_capacity(super::PIECE, TarPart::new(tar, 0, tar.size())));
     for entry in archive.entries()? {
         let mut entry = entry?;
-        let path = normalize(&entry.path_bytes());
+        let path = normalize_path(&entry.path_bytes());
         let kind = entry.header().entry_type();
         let kind = if path.is_none() {
-            Kind::Other
+            EntryKind::Other
         } else if kind.is_file() || kind.is_contiguous() {
-            Kind::File { sparse: is_sparse(&mut entry)? }
+            EntryKind::File { sparse: is_sparse(&mut entry)? }
         } else if kind.is_hard_link() {
-            let link = entry.link_name_bytes().and_then(|link| normalize(&link));
-            link.map_or(Kind::Other, Kind::HardLink)
+            let link = entry.link_name_bytes().and_then(|link| normalize_path(&link));
+            link.map_or(EntryKind::Other, EntryKind::HardLink)
         } else if kind.is_dir() {
-            Kind::Directory
+            EntryKind::Directory
         } else if kind.is_symlink() {
-            Kind::SymbolicLink
+            EntryKind::SymbolicLink
         } else {
-            Kind::Other
+            EntryKind::Other
         };
         let (path, offset, size) = (path.unwrap_or_default(), entry.raw_file_position(), entry.size());
-        each(Entry { path, kind, offset, size }, &mut entry)?;
+        each(TarEntry { path, kind, offset, size }, &mut entry)?;
     }
     Ok(())
 }
@@ -73,7 +73,7 @@ fn is_sparse(entry: &mut tar::Entry<'_, impl Read>) -> io::Result<bool> {
 }
 
 /// `None` for a path that leads upwards.
-fn normalize(path: &[u8]) -> Option<Vec<u8>> {
+fn normalize_path(path: &[u8]) -> Option<Vec<u8>> {
     let parts: Vec<&[u8]> =
         path.split(|byte| *byte == b'/').filter(|part| !matches!(*part, b"" | b".")).collect();
     (!parts.contains(&&b".."[..])).then(|| parts.join(&b'/'))

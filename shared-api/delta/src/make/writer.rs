@@ -5,9 +5,9 @@ use std::io::{self, Write};
 use zstd::stream::write::Encoder;
 
 use super::chunks::Segment;
-use super::plan::{Plan, Planner, differences};
-use super::tar_file::{Part, Tar};
-use super::walk::Entry;
+use super::plan::{FilePlan, Planner, differences};
+use super::tar_file::{Tar, TarPart};
+use super::walk::TarEntry;
 use super::{MakeError, PIECE};
 
 /// Level of the compression: slow, and read by many.
@@ -25,8 +25,8 @@ const COPY: u8 = 2;
 const ADD: u8 = 3;
 const SEEK: u8 = 4;
 
-pub(super) struct Writer<'a, W: Write> {
-    encoder: Encoder<'a, Counted<W>>,
+pub(super) struct DiffWriter<'a, W: Write> {
+    encoder: Encoder<'a, CountingWriter<W>>,
     /// Data that no operation has been written for.
     data: Vec<u8>,
     /// The file that is open, and its position.
@@ -35,12 +35,12 @@ pub(super) struct Writer<'a, W: Write> {
 }
 
 /// A writer that counts.
-struct Counted<W> {
+struct CountingWriter<W> {
     inner: W,
     written: u64,
 }
 
-impl<W: Write> Write for Counted<W> {
+impl<W: Write> Write for CountingWriter<W> {
     fn write(&mut self, piece: &[u8]) -> io::Result<usize> {
         let written = self.inner.write(piece)?;
         self.written += written as u64;
@@ -52,9 +52,9 @@ impl<W: Write> Write for Counted<W> {
     }
 }
 
-impl<W: Write> Writer<'_, W> {
+impl<W: Write> DiffWriter<'_, W> {
     pub(super) fn new(out: W, threads: usize) -> io::Result<Self> {
-        let mut out = Counted { inner: out, written: 0 };
+        let mut out = CountingWriter { inner: out, written: 0 };
         out.write_all(b"tardf1\n\0")?;
         let mut encoder = Encoder::new(out, LEVEL)?;
         encoder.window_log(WINDOW_LOG)?;
@@ -66,44 +66,44 @@ impl<W: Write> Writer<'_, W> {
     }
 
     /// Writes a part of the new tar as it is.
-    pub(super) fn tar(&mut self, tar: &dyn Tar, from: u64, size: u64) -> Result<(), MakeError> {
-        let (mut part, mut piece, mut left) = (Part::new(tar, from, size), vec![0; PIECE], size);
+    pub(super) fn write_tar(&mut self, tar: &dyn Tar, from: u64, size: u64) -> Result<(), MakeError> {
+        let (mut part, mut piece, mut left) = (TarPart::new(tar, from, size), vec![0; PIECE], size);
         while left > 0 {
             let read = io::Read::read(&mut part, &mut piece).map_err(MakeError::Tar)?;
-            self.data(&piece[..read]).map_err(MakeError::Output)?;
+            self.write_data(&piece[..read]).map_err(MakeError::Output)?;
             left -= read as u64;
         }
         Ok(())
     }
 
     /// Writes a file of the new tar as planned.
-    pub(super) fn plan(
+    pub(super) fn write_plan(
         &mut self,
         planner: &Planner<'_>,
-        file: &Entry,
-        plan: &Plan<'_>,
+        file: &TarEntry,
+        plan: &FilePlan<'_>,
     ) -> Result<(), MakeError> {
         match plan {
-            Plan::Data => self.tar(planner.new, file.offset, file.size),
-            Plan::Copy(path) => self.copy(path, 0, file.size).map_err(MakeError::Output),
-            Plan::Changes { path, old, new, matches } => {
+            FilePlan::Data => self.write_tar(planner.new, file.offset, file.size),
+            FilePlan::Copy(path) => self.write_copy(path, 0, file.size).map_err(MakeError::Output),
+            FilePlan::Changes { path, old, new, matches } => {
                 for found in matches {
                     let changes: Vec<u8> = differences(old, new, found).collect();
-                    self.add(path, found.add_old_start as u64, &changes).map_err(MakeError::Output)?;
-                    self.data(&new[found.copy_start()..found.copy_end]).map_err(MakeError::Output)?;
+                    self.write_add(path, found.add_old_start as u64, &changes).map_err(MakeError::Output)?;
+                    self.write_data(&new[found.copy_start()..found.copy_end]).map_err(MakeError::Output)?;
                 }
                 Ok(())
             }
-            Plan::Chunks(path, segments) => {
+            FilePlan::Chunks(path, segments) => {
                 let mut done = file.offset;
                 for segment in segments {
                     done += match segment {
                         Segment::Old { at, size } => {
-                            self.copy(path, *at, *size).map_err(MakeError::Output)?;
+                            self.write_copy(path, *at, *size).map_err(MakeError::Output)?;
                             size
                         }
                         Segment::New { size } => {
-                            self.tar(planner.new, done, *size)?;
+                            self.write_tar(planner.new, done, *size)?;
                             size
                         }
                     };
@@ -121,7 +121,7 @@ impl<W: Write> Writer<'_, W> {
         Ok(out.written)
     }
 
-    fn data(&mut self, piece: &[u8]) -> io::Result<()> {
+    fn write_data(&mut self, piece: &[u8]) -> io::Result<()> {
         for part in piece.chunks(COLLECTED) {
             if self.data.len() + part.len() > COLLECTED {
                 self.end_data()?;
@@ -134,7 +134,7 @@ impl<W: Write> Writer<'_, W> {
     fn end_data(&mut self) -> io::Result<()> {
         let data = std::mem::take(&mut self.data);
         if !data.is_empty() {
-            self.operation(DATA, data.len() as u64)?;
+            self.write_operation(DATA, data.len() as u64)?;
             self.encoder.write_all(&data)?;
         }
         self.data = data;
@@ -142,42 +142,42 @@ impl<W: Write> Writer<'_, W> {
         Ok(())
     }
 
-    fn copy(&mut self, path: &[u8], from: u64, size: u64) -> io::Result<()> {
+    fn write_copy(&mut self, path: &[u8], from: u64, size: u64) -> io::Result<()> {
         if size == 0 {
             return Ok(());
         }
-        self.go(path, from)?;
-        self.operation(COPY, size)?;
+        self.go_to(path, from)?;
+        self.write_operation(COPY, size)?;
         self.at += size;
         Ok(())
     }
 
-    fn add(&mut self, path: &[u8], from: u64, changes: &[u8]) -> io::Result<()> {
+    fn write_add(&mut self, path: &[u8], from: u64, changes: &[u8]) -> io::Result<()> {
         if changes.iter().all(|change| *change == 0) {
-            return self.copy(path, from, changes.len() as u64);
+            return self.write_copy(path, from, changes.len() as u64);
         }
-        self.go(path, from)?;
-        self.operation(ADD, changes.len() as u64)?;
+        self.go_to(path, from)?;
+        self.write_operation(ADD, changes.len() as u64)?;
         self.encoder.write_all(changes)?;
         self.at += changes.len() as u64;
         Ok(())
     }
 
-    fn go(&mut self, path: &[u8], to: u64) -> io::Result<()> {
+    fn go_to(&mut self, path: &[u8], to: u64) -> io::Result<()> {
         self.end_data()?;
         if self.path != path {
-            self.operation(OPEN, path.len() as u64)?;
+            self.write_operation(OPEN, path.len() as u64)?;
             self.encoder.write_all(path)?;
             (self.path, self.at) = (path.to_vec(), 0);
         }
         if self.at != to {
-            self.operation(SEEK, to)?;
+            self.write_operation(SEEK, to)?;
             self.at = to;
         }
         Ok(())
     }
 
-    fn operation(&mut self, code: u8, mut size: u64) -> io::Result<()> {
+    fn write_operation(&mut self, code: u8, mut size: u64) -> io::Result<()> {
         let mut bytes = vec![code];
         while size >= 0x80 {
             bytes.push(u8::try_from(size & 0x7f).unwrap_or_default() | 0x80);

@@ -19,7 +19,7 @@ pub const EMPTY_CONFIG_DIGEST: &str =
 
 /// A blob or manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Content {
+pub struct Blob {
     /// Format of the content.
     pub media_type: String,
     /// `sha256:…`
@@ -41,9 +41,9 @@ pub struct Reused {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Draft {
     /// Manifest of the new image.
-    pub target: Content,
+    pub target: Blob,
     /// Its configuration.
-    pub config: Content,
+    pub config: Blob,
     /// Digest of the manifest of the old image.
     pub source: String,
     /// Digest of its configuration.
@@ -72,8 +72,8 @@ impl Draft {
 
     /// The manifest. The same parts always give the same bytes.
     pub fn to_json(&self) -> Vec<u8> {
-        let descriptor = |content: &Content| json!({"mediaType": content.media_type, "digest": content.digest, "size": content.size});
-        let with_role = |content: &Content, role: &str| {
+        let descriptor = |content: &Blob| json!({"mediaType": content.media_type, "digest": content.digest, "size": content.size});
+        let with_role = |content: &Blob, role: &str| {
             let mut descriptor = descriptor(content);
             descriptor["annotations"] = json!({CONTENT: role});
             descriptor
@@ -113,8 +113,7 @@ mod tests {
     #[test]
     fn a_written_manifest_can_be_read() {
         let digest = |of: &str| format!("sha256:{}", of.repeat(64));
-        let content =
-            |of: &str| Content { media_type: MANIFEST_TYPE.to_owned(), digest: digest(of), size: 7 };
+        let content = |of: &str| Blob { media_type: MANIFEST_TYPE.to_owned(), digest: digest(of), size: 7 };
         let layer = |to: &str, uncompressed| DeltaLayer {
             to: digest(to),
             digest: digest("9"),

@@ -29,6 +29,16 @@ const LEAST_RATE: u64 = 16 << 10;
 /// Opens the content of a blob. It's called again where the content must be sent again.
 pub type Open<'a> = &'a (dyn Fn() -> io::Result<Box<dyn Read + Send>> + Sync);
 
+/// A body that goes to a place.
+struct Upload<'a> {
+    target: Uri,
+    headers: HeaderMap,
+    /// Makes the body; called again where it must be sent again.
+    body: &'a (dyn Fn() -> Result<Body, RegistryError> + Sync),
+    /// The time for all of it.
+    limit: Duration,
+}
+
 impl Repository {
     /// The registry itself, to which pushes go: mirrors only answer pulls.
     fn own_endpoint(&self) -> Result<&Endpoint, RegistryError> {
@@ -57,7 +67,8 @@ impl Repository {
         let octets = HeaderValue::from_static("application/octet-stream");
         let headers = HeaderMap::from_iter([(CONTENT_LENGTH, size), (CONTENT_TYPE, octets)]);
         let limit = HEAD + Duration::from_secs(blob.size / LEAST_RATE);
-        let answer = self.put(endpoint, &answer, &target, &headers, &body, limit).await?;
+        let upload = Upload { target, headers, body: &body, limit };
+        let answer = self.put(endpoint, &answer, &upload).await?;
         self.accept(answer).await.map(|_| true)
     }
 
@@ -79,7 +90,8 @@ impl Repository {
         let bad = |_| RegistryError::new(Kind::Protocol, format!("{media_type:.100?} is no media type"));
         let media_type = HeaderValue::from_str(media_type).map_err(bad)?;
         let headers = HeaderMap::from_iter([(CONTENT_TYPE, media_type)]);
-        let answer = self.put(endpoint, &answer, &target, &headers, &body, HEAD).await?;
+        let upload = Upload { target, headers, body: &body, limit: HEAD };
+        let answer = self.put(endpoint, &answer, &upload).await?;
         let answer = self.accept(answer).await?;
         Ok(answer.response.headers().contains_key(SUBJECT))
     }
@@ -119,10 +131,7 @@ impl Repository {
         &self,
         endpoint: &Endpoint,
         before: &Answer,
-        target: &Uri,
-        headers: &HeaderMap,
-        body: &(dyn Fn() -> Result<Body, RegistryError> + Sync),
-        limit: Duration,
+        Upload { target, headers, body, limit }: &Upload<'_>,
     ) -> Result<Answer, RegistryError> {
         let own = !before.redirected && location::same_origin(target, &before.uri);
         let named = target.host().is_some_and(|host| self.named.iter().any(|named| named == host));
@@ -139,7 +148,7 @@ impl Repository {
             if let Some(authorization) = &shown {
                 request.headers_mut().insert(AUTHORIZATION, authorization.clone());
             }
-            let response = self.shared.transport.send_body(&endpoint.tls, link, request, limit).await;
+            let response = self.shared.transport.send_body(&endpoint.tls, link, request, *limit).await;
             let response = response.map_err(|failed| failed.into_error(endpoint.name()))?;
             let on_loopback = is_on_loopback(&response);
             let from = target.authority().map(ToString::to_string).unwrap_or_default();

@@ -91,7 +91,7 @@ fn usual_places() -> Vec<PathBuf> {
 async fn ask_helper(name: &str, server: &str) -> anyhow::Result<Option<RegistryCredential>> {
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]
-    struct Answer {
+    struct HelperAnswer {
         username: String,
         secret: Sensitive,
     }
@@ -112,7 +112,7 @@ async fn ask_helper(name: &str, server: &str) -> anyhow::Result<Option<RegistryC
     if !output.status.success() {
         return Ok(None);
     }
-    let Ok(Answer { username, secret }) = serde_json::from_slice(&output.stdout) else {
+    let Ok(HelperAnswer { username, secret }) = serde_json::from_slice(&output.stdout) else {
         bail!("{program} gives no credentials for {server}");
     };
     let server = server.to_owned();

@@ -6,7 +6,7 @@ use crate::problem::WrongUsage;
 
 /// The image of one platform.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Image {
+pub(super) struct PlatformImage {
     /// `linux/arm64/v8`, as the configuration has it.
     pub(super) platform: String,
     pub(super) manifest: Descriptor,
@@ -14,32 +14,32 @@ pub(super) struct Image {
     pub(super) content: Vec<u8>,
     pub(super) config: Descriptor,
     /// The lowest one first.
-    pub(super) layers: Vec<Layer>,
+    pub(super) layers: Vec<ImageLayer>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Layer {
+pub(super) struct ImageLayer {
     pub(super) blob: Descriptor,
     /// Digest of the tar.
     pub(super) diff_id: String,
 }
 
 pub(super) struct Pair<'a> {
-    pub(super) old: &'a Image,
-    pub(super) new: &'a Image,
+    pub(super) old: &'a PlatformImage,
+    pub(super) new: &'a PlatformImage,
 }
 
 impl Pair<'_> {
     /// Whether the old image has the layer too.
-    pub(super) fn is_reused(&self, layer: &Layer) -> bool {
+    pub(super) fn is_reused(&self, layer: &ImageLayer) -> bool {
         self.old.layers.iter().any(|old| old.diff_id == layer.diff_id)
     }
 }
 
 /// The platforms that both have, in the order of the new image; of the named ones if there are any.
 pub(super) fn find_pairs<'a>(
-    olds: &'a [Image],
-    news: &'a [Image],
+    olds: &'a [PlatformImage],
+    news: &'a [PlatformImage],
     wanted: &[String],
 ) -> Result<Vec<Pair<'a>>, WrongUsage> {
     let pairs = news.iter().filter_map(|new| {
@@ -68,8 +68,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    fn images(platforms: &[&str]) -> Vec<Image> {
-        let image = |platform: &&str| Image {
+    fn images(platforms: &[&str]) -> Vec<PlatformImage> {
+        let image = |platform: &&str| PlatformImage {
             platform: (*platform).to_owned(),
             manifest: Descriptor::default(),
             content: Vec::new(),

@@ -7,33 +7,33 @@ use std::path::Path;
 use anyhow::Context;
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use prepull_api::enroll::hex;
-use prepull_delta::make::{Made, Root, Settings, Tar, TarFile, make as make_diff};
+use prepull_delta::make::{Made, Resources, Root, Tar, TarFile, make as make_diff};
 use prepull_delta::manifest::{
-    ARTIFACT_TYPE, Content, DeltaLayer, Draft, EMPTY_CONFIG, EMPTY_CONFIG_DIGEST, MANIFEST_TYPE, Reused,
+    ARTIFACT_TYPE, Blob, DeltaLayer, Draft, EMPTY_CONFIG, EMPTY_CONFIG_DIGEST, MANIFEST_TYPE, Reused,
     TAR_DIFF,
 };
 use prepull_registry::digest::sha256;
 use prepull_registry::manifest::Descriptor;
 use ring::digest::{Context as Digest, SHA256};
 
-use super::pair::{Image, Layer, Pair};
-use super::registry::Registry;
-use super::view::{LayerReport, Report};
+use super::pair::{ImageLayer, Pair, PlatformImage};
+use super::registry::ImageRegistry;
+use super::view::{LayerReport, PlatformReport};
 use crate::problem;
 
 /// Memory for files that are compared at the same time.
 const MEMORY: u64 = 1 << 30;
 
-pub(super) struct Work<'a> {
-    pub(super) old: &'a Registry,
-    pub(super) new: &'a Registry,
+pub(super) struct DeltaWork<'a> {
+    pub(super) old: &'a ImageRegistry,
+    pub(super) new: &'a ImageRegistry,
     pub(super) scratch: &'a Path,
     pub(super) threads: usize,
 }
 
 /// A delta that can be pushed.
 pub(super) struct Delta {
-    pub(super) report: Report,
+    pub(super) report: PlatformReport,
     draft: Draft,
     /// Of the new image.
     manifest: Vec<u8>,
@@ -42,17 +42,18 @@ pub(super) struct Delta {
 }
 
 /// Downloads both images, as far as needed, and makes the diffs of the layers that changed.
-pub(super) async fn make(work: &Work<'_>, pair: Pair<'_>) -> anyhow::Result<Delta> {
+pub(super) async fn make(work: &DeltaWork<'_>, pair: Pair<'_>) -> anyhow::Result<Delta> {
     let platform = &pair.new.platform;
-    let mut changed: Vec<&Layer> = Vec::new();
+    let mut changed: Vec<&ImageLayer> = Vec::new();
     for layer in pair.new.layers.iter().filter(|layer| !pair.is_reused(layer)) {
         // The same layer may be there twice.
         if !changed.iter().any(|known| known.blob.digest == layer.blob.digest) {
             changed.push(layer);
         }
     }
-    let sum = |layers: &[&Layer]| layers.iter().map(|layer| layer.blob.size).sum::<u64>();
-    let olds: Vec<&Layer> = if changed.is_empty() { Vec::new() } else { pair.old.layers.iter().collect() };
+    let sum = |layers: &[&ImageLayer]| layers.iter().map(|layer| layer.blob.size).sum::<u64>();
+    let olds: Vec<&ImageLayer> =
+        if changed.is_empty() { Vec::new() } else { pair.old.layers.iter().collect() };
     let bar = Bar::start(&format!("{platform}: downloading"), sum(&olds) + sum(&changed));
     let mut old_tars = Vec::new();
     for layer in &olds {
@@ -75,7 +76,7 @@ pub(super) async fn make(work: &Work<'_>, pair: Pair<'_>) -> anyhow::Result<Delt
     }
     drop(bar);
     let draft = draft(&pair, layers);
-    let report = Report {
+    let report = PlatformReport {
         platform: platform.clone(),
         delta: sha256(&draft.to_json()),
         source: pair.old.manifest.digest.clone(),
@@ -93,14 +94,14 @@ type MadeLayer = (DeltaLayer, LayerReport, Option<(Descriptor, File)>);
 
 /// The diff of one layer, or the layer itself where that is no larger.
 fn make_layer(
-    work: &Work<'_>,
+    work: &DeltaWork<'_>,
     root: &Root<'_>,
-    layer: &Layer,
+    layer: &ImageLayer,
     tar: &TarFile,
     bar: &Bar,
 ) -> anyhow::Result<MadeLayer> {
     let mut diff = tempfile::tempfile_in(work.scratch).context("cannot write to --scratch")?;
-    let settings = Settings { threads: work.threads, memory: MEMORY };
+    let settings = Resources { threads: work.threads, memory: MEMORY };
     let mut done = 0;
     let Made { size, uncompressed, unshrunk } = make_diff(root, tar, &mut diff, &settings, &mut |now| {
         bar.add(now - done);
@@ -132,12 +133,12 @@ fn make_layer(
 }
 
 fn draft(pair: &Pair<'_>, layers: Vec<DeltaLayer>) -> Draft {
-    let content = |descriptor: &Descriptor| Content {
+    let content = |descriptor: &Descriptor| Blob {
         media_type: descriptor.media_type.clone(),
         digest: descriptor.digest.clone(),
         size: descriptor.size,
     };
-    let Image { manifest, config, layers: all, .. } = pair.new;
+    let PlatformImage { manifest, config, layers: all, .. } = pair.new;
     let reused = all.iter().filter(|layer| pair.is_reused(layer));
     Draft {
         target: content(manifest),
@@ -165,7 +166,7 @@ fn hash(file: &mut File) -> anyhow::Result<String> {
 }
 
 /// Pushes the blobs, and then the manifest that refers to them.
-pub(super) async fn push(new: &Registry, delta: &Delta) -> anyhow::Result<()> {
+pub(super) async fn push(new: &ImageRegistry, delta: &Delta) -> anyhow::Result<()> {
     let Delta { draft, manifest, diffs, .. } = delta;
     for (blob, file) in diffs {
         let open = || {

@@ -13,7 +13,7 @@ use prepull_registry::{HostsFiles, Kind, Open, Proxies, RegistryClient, Reposito
 use serde::Deserialize;
 
 use super::credentials::DockerConfig;
-use super::pair::{Image, Layer};
+use super::pair::{ImageLayer, PlatformImage};
 
 /// Largest configuration of an image, as for the agent.
 const MAX_CONFIG: u64 = 8 << 20;
@@ -31,12 +31,12 @@ pub(super) fn client(registry_config_path: Option<PathBuf>) -> RegistryClient {
     })
 }
 
-pub(super) struct Registry {
+pub(super) struct ImageRegistry {
     repository: Repository,
     resolved: Resolved,
 }
 
-impl Registry {
+impl ImageRegistry {
     /// Asks what a reference points to, with each credential until one is accepted.
     pub(super) async fn open(
         client: &RegistryClient,
@@ -67,7 +67,7 @@ impl Registry {
     }
 
     /// The images of all platforms. Attestations and other artifacts of the index are left out.
-    pub(super) async fn images(&self) -> anyhow::Result<Vec<Image>> {
+    pub(super) async fn images(&self) -> anyhow::Result<Vec<PlatformImage>> {
         let name = described(self.repository.reference());
         let Resolved { descriptor, manifest } = &self.resolved;
         if !descriptor.is_index() {
@@ -82,7 +82,7 @@ impl Registry {
             Some(content) => content.clone(),
             None => self.repository.manifest(descriptor).await.with_context(|| name.clone())?,
         };
-        let mut images: Vec<Image> = Vec::new();
+        let mut images: Vec<PlatformImage> = Vec::new();
         for entry in Index::parse(&content).with_context(|| name.clone())?.manifests {
             let unknown = entry.platform.as_ref().is_some_and(|platform| platform.architecture == "unknown");
             if unknown || !entry.is_manifest() {
@@ -93,9 +93,13 @@ impl Registry {
         Ok(images)
     }
 
-    async fn image(&self, descriptor: &Descriptor, content: Option<&[u8]>) -> anyhow::Result<Option<Image>> {
+    async fn image(
+        &self,
+        descriptor: &Descriptor,
+        content: Option<&[u8]>,
+    ) -> anyhow::Result<Option<PlatformImage>> {
         #[derive(Deserialize)]
-        struct Config {
+        struct ImageConfig {
             #[serde(default)]
             os: String,
             #[serde(default)]
@@ -114,22 +118,22 @@ impl Registry {
         };
         let Manifest { config, layers, .. } = Manifest::parse(&content)?;
         let raw = self.repository.small_blob(&config, MAX_CONFIG).await?;
-        let parsed: Config = serde_json::from_slice(&raw).context("its configuration is malformed")?;
+        let parsed: ImageConfig = serde_json::from_slice(&raw).context("its configuration is malformed")?;
         let Some(RootFs { diff_ids }) = parsed.rootfs else { return Ok(None) };
         if diff_ids.len() != layers.len() {
             bail!("its configuration has {} layers, and its manifest {}", diff_ids.len(), layers.len());
         }
         let layers =
-            layers.into_iter().zip(diff_ids).map(|(blob, diff_id)| Layer { blob, diff_id }).collect();
+            layers.into_iter().zip(diff_ids).map(|(blob, diff_id)| ImageLayer { blob, diff_id }).collect();
         let parts = [parsed.os, parsed.architecture, parsed.variant];
         let platform = parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("/");
-        Ok(Some(Image { platform, manifest: descriptor.clone(), content, config, layers }))
+        Ok(Some(PlatformImage { platform, manifest: descriptor.clone(), content, config, layers }))
     }
 
     /// Downloads a layer, and unpacks it into a file without a name. `progress` receives bytes that have arrived.
     pub(super) async fn tar(
         &self,
-        layer: &Layer,
+        layer: &ImageLayer,
         scratch: &Path,
         progress: &mut dyn FnMut(u64),
     ) -> anyhow::Result<TarFile> {

@@ -1,4 +1,4 @@
-//! What a delta saves, and what it can't: as a table, and as an object.
+//! Savings of a delta, and the files that take most of it: as a table, and as an object.
 
 use prepull_delta::make::{Cause, Unshrunk};
 use serde::Serialize;
@@ -17,13 +17,13 @@ const MIN_ROW: u64 = 16 << 10;
 pub(super) struct Deltas {
     pub(super) old: String,
     pub(super) new: String,
-    pub(super) platforms: Vec<Report>,
+    pub(super) platforms: Vec<PlatformReport>,
 }
 
 /// The delta of one platform.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Report {
+pub(super) struct PlatformReport {
     pub(super) platform: String,
     /// Digests of the delta's manifest, of the old image's and of the new one's.
     pub(super) delta: String,
@@ -38,7 +38,7 @@ pub(super) struct Report {
     pub(super) pushed: bool,
 }
 
-impl Report {
+impl PlatformReport {
     /// Whether it saves a tenth. One that saves less costs a request, and work.
     pub(super) fn is_worth_it(&self) -> bool {
         self.bytes.saturating_mul(10) < self.whole.saturating_mul(9)
@@ -116,7 +116,7 @@ pub(super) fn render(deltas: &Deltas, dry_run: bool, screen: Screen) -> String {
 mod tests {
     use super::*;
 
-    fn report(bytes: u64, pushed: bool) -> Report {
+    fn report(bytes: u64, pushed: bool) -> PlatformReport {
         let file = |path: &str, sent, cause| {
             FileReport::from(Unshrunk { path: path.to_owned(), size: 9 << 20, sent, cause })
         };
@@ -132,7 +132,7 @@ mod tests {
                 file("app/small", 100, Cause::New),
             ],
         };
-        Report {
+        PlatformReport {
             platform: "linux/amd64".to_owned(),
             delta: "sha256:a".to_owned(),
             source: "sha256:b".to_owned(),
@@ -145,7 +145,7 @@ mod tests {
         }
     }
 
-    fn deltas(report: Report) -> Deltas {
+    fn deltas(report: PlatformReport) -> Deltas {
         Deltas { old: "web:v1".to_owned(), new: "web:v2".to_owned(), platforms: vec![report] }
     }
 
