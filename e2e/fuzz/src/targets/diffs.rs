@@ -53,10 +53,10 @@ fn write_operation(out: &mut Vec<u8>, line: &str) {
     out.push(code);
     let mut size = payload.as_ref().map_or_else(|size| *size, |payload| payload.len() as u64);
     while size >= 0x80 {
-        out.push((size & 0x7f) as u8 | 0x80);
+        out.push(size.to_le_bytes()[0] | 0x80);
         size >>= 7;
     }
-    out.push(size as u8);
+    out.push(size.to_le_bytes()[0]);
     out.extend(payload.unwrap_or_default());
 }
 
