@@ -16,6 +16,7 @@ const RUNNING: Situation<'static> = Situation {
     phase: JobPhase::InProgress,
     started: true,
     suspended: false,
+    paused: false,
     ended_as: None,
     refusal: None,
     other: None,

@@ -2,11 +2,13 @@
 //!
 //! Each is an OCI layout. The same name gives the same bytes on every machine, so that digests can be compared.
 
+pub mod delta;
 mod layout;
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+pub(crate) use layout::sha256;
 use layout::{Layout, Platform};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -98,6 +100,25 @@ impl Image {
         })
     }
 
+    /// A version of an application: a layer that all versions share, a layer with a library and a program of 8 MiB, with
+    /// 64 KiB that each version changes, and a small layer with the release notes of this `edition`.
+    pub fn version(name: &str, version: u64, edition: u64) -> Result<Self> {
+        cached(&format!("version-{name}-{version}-{edition}"), |layout| {
+            let changed = usize::try_from(version)? * 128 * 1024;
+            let mut program = random(&format!("{name}/program"), 8 * MIB);
+            program[changed..changed + 64 * 1024]
+                .copy_from_slice(&random(&format!("{name}/{version}"), 64 * 1024));
+            let library = random(&format!("{name}/library"), 4 * MIB);
+            let notes = format!("{name} {version}.{edition}\n");
+            let layers = [
+                layout.random_layer(&format!("{name}/base"), MIB)?,
+                layout.files_layer(&[("app/bin/program", &program), ("app/lib/library", &library)])?,
+                layout.file_layer("app/notes", notes.as_bytes())?,
+            ];
+            layout.image(&Platform::here(), &layers)
+        })
+    }
+
     /// An image with a wrong uncompressed digest in its configuration.
     pub fn of_wrong_diff_ids(name: &str) -> Result<Self> {
         cached(&format!("wrong-diff-ids-{name}"), |layout| {
@@ -154,6 +175,12 @@ impl Image {
     pub fn blob_file(&self, digest: &str) -> PathBuf {
         layout::blob_file(&self.dir, digest)
     }
+}
+
+/// Incompressible bytes, which depend only on the seed.
+fn random(seed: &str, size: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    layout::write_random(&mut bytes, seed, size).map(|()| bytes).unwrap_or_default()
 }
 
 /// Reads an image from the cache, or generates it. Of several processes that need it, the first generates it.

@@ -24,6 +24,7 @@ pub use token_server::{Grant, TokenServer};
 use crate::certs::Authority;
 use crate::cleanup::{Child, SOON, eventually};
 use crate::images::Image;
+use crate::images::delta::Delta;
 use crate::parts;
 use crate::place::Place;
 use crate::ports::Port;
@@ -85,6 +86,11 @@ impl Registry {
     pub fn seed(&self, image: &Image, path: &str) -> Result<String> {
         storage::seed(&self.dir.join("storage"), image, path)?;
         Ok(self.image(path))
+    }
+
+    /// Adds a delta to a repository.
+    pub fn seed_delta(&self, repository: &str, delta: &Delta) -> Result<()> {
+        storage::seed_delta(&self.dir.join("storage"), repository, delta)
     }
 
     /// Points a tag of a repository to the image of another tag.

@@ -9,6 +9,7 @@ mod consent;
 mod course;
 mod credential_providers;
 mod deletion;
+mod deltas;
 mod edge_faults;
 mod edges;
 mod fetch;

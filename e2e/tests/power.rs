@@ -5,6 +5,7 @@ mod install;
 use std::process::Stdio;
 
 use prepull_e2e::disk::{Disk, SIZE};
+use prepull_e2e::images::delta::Delta;
 use prepull_e2e::prelude::*;
 use tokio::process::Child;
 use tokio::time::timeout;
@@ -220,5 +221,47 @@ async fn a_blob_without_its_file_is_replaced() -> Result<()> {
     }
     hand.pulls(&[&reference]).await?;
     ensure!(files.iter().all(|file| file.exists()), "containerd has records without files");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_cut_while_a_layer_is_rebuilt_leaves_it_whole() -> Result<()> {
+    for format in Format::all() {
+        let mut hand = hand_on(format).await?;
+        let mut before = Image::version("cut", 0, 1)?;
+        hand.pulls(&[&hand.registry.seed(&before, "team/cut:v0")?]).await?;
+        // While the delta arrives, while the tar is written, and once the layer is unpacked.
+        for (version, moment) in (1..).zip(["layer-", "tar-", ""]) {
+            let image = Image::version("cut", version, 1)?;
+            let reference = hand.registry.seed(&image, &format!("team/cut:v{version}"))?;
+            hand.registry.seed_delta("team/cut", &Delta::between(&before, &image)?)?;
+            let unpacked = hand.containerd.snapshots().await?.len();
+            hand.link.throttle((moment == "layer-").then_some(64 * 1024));
+            let pulling = hand.pull(&[&reference])?.spawn()?;
+            let reached = async {
+                loop {
+                    let is_reached = if moment.is_empty() {
+                        hand.containerd.snapshots().await?.len() > unpacked
+                    } else {
+                        // The tar is written within a tenth of a second, so it may be over when we look.
+                        let ingests = hand.containerd.ingests().await?;
+                        ingests.keys().any(|name| name.starts_with(moment))
+                            || hand.containerd.has_image(&reference).await?
+                    };
+                    if is_reached {
+                        return Ok::<_, anyhow::Error>(());
+                    }
+                }
+            };
+            timeout(SOON, reached).await.with_context(|| format!("{format:?}: no {moment}"))??;
+            cut_power(&mut hand, Some(pulling)).await?;
+            hand.link.throttle(None);
+            hand.containerd.check_unpacked(&before).await.with_context(|| format!("{format:?} {moment}"))?;
+            hand.pulls(&[&reference]).await.with_context(|| format!("{format:?} {moment}: the next pull"))?;
+            hand.containerd.check_unpacked(&image).await.with_context(|| format!("{format:?} {moment}"))?;
+            ensure!(hand.containerd.ingests().await?.is_empty(), "{format:?} {moment}: an ingest is left");
+            before = image;
+        }
+    }
     Ok(())
 }

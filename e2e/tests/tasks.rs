@@ -60,7 +60,7 @@ fn tasks() -> Result<Vec<PageTask>> {
 fn each_task_takes_three_commands() -> Result<()> {
     let tasks = tasks()?;
     let numbers: Vec<_> = tasks.iter().map(|task| task.number).collect();
-    assert_eq!(numbers, Vec::from_iter(1..=15));
+    assert_eq!(numbers, (1..=15).collect::<Vec<_>>());
     for PageTask { number, commands } in tasks {
         ensure!(commands.len() <= MOST, "task {number} has {} commands", commands.len());
         ensure!(commands.is_empty() == WITHOUT.contains(&number), "task {number}");

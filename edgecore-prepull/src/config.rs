@@ -121,6 +121,10 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "BOOL", env = "PREPULL_MAKE_ROOM", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) make_room: Option<bool>,
+    /// Rebuild images from earlier ones and deltas, where the registry has deltas [default: true]
+    #[arg(long, value_name = "BOOL", env = "PREPULL_DELTAS", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) deltas: Option<bool>,
     /// Root directory of the kubelet, whose records of pulls show when it will ask the registry for an image that is on the
     /// node; they are only read [default: /var/lib/kubelet]
     #[arg(long, value_name = "DIR", env = "PREPULL_KUBELET_DIR")]
@@ -291,6 +295,7 @@ impl Settings {
             peer_max_upload_rate,
             image_gc_high_threshold,
             make_room,
+            deltas,
             kubelet_dir,
             image_credential_provider_config,
             image_credential_provider_bin_dir,
@@ -322,6 +327,7 @@ impl Settings {
                     disk_min_free: limits.disk_min_free,
                     make_room: make_room.or(file.make_room).unwrap_or(false),
                 },
+                deltas: deltas.or(file.deltas).unwrap_or(true),
             },
             peers: PeerSettings {
                 listen: peer_listen.or(file.peer_listen).unwrap_or(Listen::Off),

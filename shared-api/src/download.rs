@@ -56,12 +56,50 @@ pub struct DownloadTerms {
     /// Whether the job is paused. Its windows are then [`Window::never`], by which earlier agents stop as well.
     #[serde(default, skip_serializing_if = "is_false")]
     pub paused: bool,
+    /// Whether an image may be rebuilt from an earlier one on the node and a delta.
+    #[serde(default, skip_serializing_if = "Deltas::is_auto")]
+    pub deltas: Deltas,
 }
 
 impl DownloadTerms {
     /// Whether nothing is said of the download.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
+    }
+}
+
+/// Whether a node downloads what has changed since an earlier image, if its registry offers that.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Deltas {
+    /// A delta where one fits, and otherwise the layer.
+    #[default]
+    Auto,
+    /// Only whole layers.
+    Never,
+    /// The image fails rather than have a layer of it downloaded whole that a delta could bring.
+    Require,
+    /// A rule that only a newer version knows. The image fails: the rule may be there to protect a link.
+    #[serde(other)]
+    Other,
+}
+
+impl Deltas {
+    /// The rules that a job can name.
+    pub const ALL: [Self; 3] = [Self::Auto, Self::Never, Self::Require];
+
+    /// The rule as the API spells it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "Auto",
+            Self::Never => "Never",
+            Self::Require => "Require",
+            Self::Other => "Other",
+        }
+    }
+
+    #[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+    fn is_auto(&self) -> bool {
+        *self == Self::Auto
     }
 }
 

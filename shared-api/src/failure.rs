@@ -53,6 +53,8 @@ pub enum FailureCode {
     SignatureInvalid,
     /// The node had the image, and a re-check did not find it any more.
     Removed,
+    /// The job requires deltas, and the registry has none to the image from a version that the node has.
+    NoDelta,
     /// None of these, or unknown: the code of a newer version, or of a version without codes.
     #[serde(other)]
     Other,
@@ -82,6 +84,7 @@ impl FailureCode {
             Self::Internal => "Internal",
             Self::SignatureInvalid => "SignatureInvalid",
             Self::Removed => "Removed",
+            Self::NoDelta => "NoDelta",
             Self::Other => "Other",
         }
     }
@@ -122,7 +125,7 @@ mod tests {
     fn every_code_is_documented_as_spelt() {
         let api = include_str!("../../docs/api.md");
         let all = all();
-        assert_eq!(all.len(), 21);
+        assert_eq!(all.len(), 22);
         for name in all {
             let code: FailureCode = serde_json::from_str(&format!("{name:?}")).unwrap();
             assert_eq!(code.as_str(), name);

@@ -194,6 +194,7 @@ impl Order {
             max_rate: self.rate.clone(),
             max_site_rate: self.site_rate.clone(),
             share_within_site: self.share.then_some(true),
+            deltas: None,
         };
         spec.download = Some(download).filter(|download| *download != DownloadSpec::default());
         spec.windows.clone_from(&self.windows);

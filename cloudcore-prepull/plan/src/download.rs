@@ -1,6 +1,6 @@
 //! The plan's section on downloads: rate cap, windows, pin and signatures.
 
-use prepull_api::download::VerificationMode;
+use prepull_api::download::{Deltas, VerificationMode};
 use prepull_api::overriders::SecretRef;
 use prepull_engine::prepull::plan::resolve_verification;
 use prepull_engine::prepull::validate::{DownloadPolicy, VerifyPolicy};
@@ -31,6 +31,8 @@ pub(super) struct DownloadReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     max_site_rate: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    deltas: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) verify: Option<VerifyReport>,
 }
 
@@ -48,7 +50,8 @@ pub(super) fn report(policy: &DownloadPolicy, known: Option<&KnownSecrets<'_>>) 
     if *policy == DownloadPolicy::default() {
         return None;
     }
-    let DownloadPolicy { max_rate, windows, paused, jitter, pin, verify, share, max_site_rate } = policy;
+    let DownloadPolicy { max_rate, windows, paused, jitter, pin, verify, share, max_site_rate, deltas } =
+        policy;
     Some(DownloadReport {
         max_rate: max_rate.map(std::num::NonZeroU64::get),
         windows: windows.iter().map(write_window).collect(),
@@ -57,6 +60,7 @@ pub(super) fn report(policy: &DownloadPolicy, known: Option<&KnownSecrets<'_>>) 
         pin: *pin,
         share_within_site: *share,
         max_site_rate: max_site_rate.map(std::num::NonZeroU64::get),
+        deltas: (*deltas != Deltas::Auto).then(|| deltas.as_str()),
         verify: verify.as_ref().map(|verify| verify_report(verify, known)),
     })
 }
@@ -88,6 +92,7 @@ pub(super) fn lines(report: &DownloadReport) -> Vec<String> {
         verify,
         share_within_site,
         max_site_rate,
+        deltas,
     } = report;
     let mut lines = Vec::new();
     lines.extend(max_rate.map(|rate| format!("download: at most {rate} bytes a second on each node")));
@@ -112,6 +117,7 @@ pub(super) fn lines(report: &DownloadReport) -> Vec<String> {
             "shareWithinSite: each node downloads for itself".to_owned()
         }
     }));
+    lines.extend(deltas.map(|rule| format!("deltas: {rule}")));
     if let Some(VerifyReport { mode, secrets, error }) = verify {
         let error = error.as_ref().map(|error| format!(": {error}"));
         lines.push(format!("verify: {mode}, keys of {}{}", secrets.join(","), error.unwrap_or_default()));

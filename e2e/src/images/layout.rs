@@ -91,16 +91,23 @@ impl<'a> Layout<'a> {
         })
     }
 
+    /// Writes a layer with several files.
+    pub(super) fn files_layer(&self, files: &[(&str, &[u8])]) -> Result<Layer> {
+        self.layer(|root| {
+            for (path, content) in files {
+                let path = root.join(path);
+                std::fs::create_dir_all(path.parent().unwrap_or(root))?;
+                std::fs::write(path, content)?;
+            }
+            Ok(())
+        })
+    }
+
     /// Writes a layer with one file of incompressible bytes, which depend only on the seed.
     pub(super) fn random_layer(&self, seed: &str, size: u64) -> Result<Layer> {
         self.layer(|root| {
             let mut file = std::io::BufWriter::new(std::fs::File::create(root.join("data"))?);
-            let hash = digest(&SHA256, seed.as_bytes());
-            let (start, _) = hash.as_ref().split_first_chunk().context("no SHA-256")?;
-            let mut chance = Chance::new(u64::from_le_bytes(*start), 0);
-            for _ in 0..size.div_ceil(8) {
-                file.write_all(&chance.next().to_le_bytes())?;
-            }
+            write_random(&mut file, seed, size)?;
             Ok(file.flush()?)
         })
     }
@@ -210,13 +217,24 @@ impl Manifest {
     }
 }
 
+/// Writes incompressible bytes, which depend only on the seed.
+pub(super) fn write_random(to: &mut impl Write, seed: &str, size: u64) -> Result<()> {
+    let hash = digest(&SHA256, seed.as_bytes());
+    let (start, _) = hash.as_ref().split_first_chunk().context("no SHA-256")?;
+    let mut chance = Chance::new(u64::from_le_bytes(*start), 0);
+    for _ in 0..size.div_ceil(8) {
+        to.write_all(&chance.next().to_le_bytes())?;
+    }
+    Ok(())
+}
+
 /// File of a blob in a layout.
 pub(super) fn blob_file(dir: &Path, digest: &str) -> PathBuf {
     dir.join("blobs").join(digest.replace(':', "/"))
 }
 
 /// Digest of bytes, `sha256:…`.
-pub(super) fn sha256(bytes: &[u8]) -> String {
+pub(crate) fn sha256(bytes: &[u8]) -> String {
     named(digest(&SHA256, bytes).as_ref())
 }
 

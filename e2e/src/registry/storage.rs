@@ -5,7 +5,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use crate::images::Image;
+use crate::images::delta::Delta;
+use crate::images::{Image, sha256};
 
 /// Writes an image into the storage; `path` is a repository and a tag.
 pub(super) fn seed(storage: &Path, image: &Image, path: &str) -> Result<()> {
@@ -31,6 +32,32 @@ pub(super) fn seed(storage: &Path, image: &Image, path: &str) -> Result<()> {
     let tag = repository.join("_manifests/tags").join(tag);
     link(&tag.join("index").join(image.digest().replace(':', "/")), image.digest())?;
     link(&tag.join("current"), image.digest())
+}
+
+/// Writes a delta into a repository, as `kubectl prepull delta` pushes it to a registry without an API for referrers.
+pub(super) fn seed_delta(storage: &Path, repository: &str, delta: &Delta) -> Result<()> {
+    let root = storage.join("docker/registry/v2");
+    let repository = root.join("repositories").join(repository);
+    let write = |content: &[u8]| {
+        let digest = sha256(content);
+        let hex = digest.trim_start_matches("sha256:");
+        let dir = root.join("blobs/sha256").join(&hex[..2]).join(hex);
+        std::fs::create_dir_all(&dir)?;
+        std::fs::write(dir.join("data"), content)?;
+        Ok::<_, anyhow::Error>(digest)
+    };
+    for (_, blob) in &delta.blobs {
+        let digest = write(blob)?;
+        link(&repository.join("_layers").join(digest.replace(':', "/")), &digest)?;
+    }
+    let index = delta.index();
+    for manifest in [&delta.manifest, &index] {
+        let digest = write(manifest)?;
+        link(&repository.join("_manifests/revisions").join(digest.replace(':', "/")), &digest)?;
+    }
+    let (tag, digest) = (repository.join("_manifests/tags").join(delta.tag()), sha256(&index));
+    link(&tag.join("index").join(digest.replace(':', "/")), &digest)?;
+    link(&tag.join("current"), &digest)
 }
 
 fn link(dir: &Path, digest: &str) -> Result<()> {

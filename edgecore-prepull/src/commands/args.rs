@@ -155,6 +155,9 @@ pub(crate) struct PullArgs {
     /// Bytes a second that all images together may download, as 2MiB [default: no limit]
     #[arg(long, value_name = "RATE", env = "PREPULL_MAX_DOWNLOAD_RATE")]
     pub(crate) max_download_rate: Option<Rate>,
+    /// Download all layers whole, also those that were rebuilt from deltas: afterwards the image can be exported
+    #[arg(long)]
+    pub(crate) whole: bool,
     /// Directory with a hosts.toml for each registry [default: the config_path of containerd]
     #[arg(long, value_name = "DIR", env = "PREPULL_REGISTRY_CONFIG_PATH")]
     pub(crate) registry_config_path: Option<PathBuf>,

@@ -161,6 +161,7 @@ fn fetch_settings(args: &PullArgs) -> FetchSettings {
             disk_min_free: args.disk_min_free.unwrap_or(Amount::Bytes(0)),
             make_room: false,
         },
+        deltas: !args.whole,
     }
 }
 

@@ -26,8 +26,8 @@ use crate::images::runtime::RuntimeEndpoint;
 pub(crate) use holdings::{Holdings, HoldingsReader, Record};
 #[cfg(test)]
 pub(crate) use holdings::{Snapshot, StoredBlob};
-pub(crate) use ingest_files::ingests_dir;
-pub(crate) use labels::{ContentLabels, Labels, of_index, of_manifest, of_unpacked};
+pub(crate) use ingest_files::{ingests_dir, open_blob};
+pub(crate) use labels::{ContentLabels, Labels, of_index, of_manifest, of_rebuilt, of_unpacked};
 pub(crate) use leases::{Leases, Owner, of_blob, of_snapshot};
 pub(crate) use namespace::LEASE_HEADER;
 pub(crate) use pins::Pins;

@@ -15,6 +15,8 @@ mod ahead;
 mod blob;
 mod blobs;
 mod buckets;
+mod delta;
+mod deltas;
 mod download;
 mod downloads;
 mod fetcher;
@@ -25,7 +27,9 @@ mod ingest;
 mod make_room;
 mod mode;
 mod neighbours;
+mod old_files;
 mod pour;
+mod rebuild;
 mod removal;
 mod room;
 mod runtime;
@@ -39,8 +43,9 @@ mod yielding;
 use std::convert::Infallible;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
+use prepull_api::download::Deltas;
 use prepull_api::failure::FailureCode;
 use prepull_api::image::Reference;
 use prepull_api::task::{ImageFacts, JobUid, PulledBy};
@@ -48,7 +53,9 @@ use prepull_api::wire::{Filesystem, truncate_note, truncate_reason};
 use tokio::sync::{Semaphore, watch};
 
 use self::buckets::Buckets;
+use self::deltas::Goal;
 use self::download::{Download, Unpacking};
+use self::downloads::Layer;
 pub use self::downloads::{ImageDownload, LayerDownload};
 use self::fetcher::{Fetcher, received_ahead, streams_of_image};
 use self::finish::needs_runtime;
@@ -85,6 +92,8 @@ pub struct FetchSettings {
     pub hosts_dir: Option<PathBuf>,
     /// Space that must stay free.
     pub room: RoomRules,
+    /// Whether images may be rebuilt from earlier ones and deltas.
+    pub deltas: bool,
 }
 
 impl FetchSettings {
@@ -103,7 +112,7 @@ impl Default for FetchSettings {
             disk_min_free: DEFAULT_DISK_MIN_FREE,
             make_room: false,
         };
-        Self { mode: FetchMode::default(), max_rate: None, hosts_dir: None, room }
+        Self { mode: FetchMode::default(), max_rate: None, hosts_dir: None, room, deltas: true }
     }
 }
 
@@ -206,7 +215,10 @@ impl<P: Puller> Fetching<P> {
             // with the lease.
             let _ = fetcher.unpacker.remove(&snapshotter, &key, &lease).await;
         }
-        let layers: Arc<[_]> = fetcher.layers(&repository, &image, &facts).await.into();
+        let unpacked = fetcher.unpacked(&repository, &image, &facts).await;
+        let goal = Goal { reference: &reference, image: &image, facts: &facts, unpacked, lease: &lease };
+        let (deltas, no_delta) = fetcher.deltas_for(&request, &repository, &goal).await?;
+        let layers: Arc<[_]> = fetcher.layers(&image, unpacked, deltas.as_ref()).await.into();
         let watched = fetcher.downloads.begin(request.reference, Arc::clone(&layers));
         let applicant = Applicant {
             reference: request.reference,
@@ -224,6 +236,7 @@ impl<P: Puller> Fetching<P> {
             facts: &facts,
             reference: request.reference,
             image: &image,
+            layers: &layers,
             source: Source::of_reference(request.reference),
             lease: &lease,
             buckets,
@@ -235,16 +248,23 @@ impl<P: Puller> Fetching<P> {
                 .neighbourhood
                 .as_ref()
                 .and_then(|neighbourhood| Shared::new(neighbourhood, &request.terms)),
+            deltas,
+            needs_deltas: request.terms.deltas == Deltas::Require,
+            no_delta: no_delta.map_or_else(OnceLock::new, OnceLock::from),
         };
         let brought = async {
-            let unpacked = download.fetch(&layers, progress).await?;
+            let unpacked = download.fetch(progress).await?;
             drop(watched);
+            if let Some(deltas) = &download.deltas {
+                fetcher.close(deltas, &facts, &lease).await;
+            }
             self.finish(request, &reference, &download, unpacked).await
         };
         // The runtime has given a lease, so it was there.
         let pulled = brought
             .await
             .map_err(|stop| stop.after_answer(request.reference, download.unpacking.layer().as_deref()))?;
+        download.keep_deltas().await;
         fetcher.leases.release(request.reference).await;
         let warning = match verdict {
             Verdict::Signed => None,
@@ -256,6 +276,8 @@ impl<P: Puller> Fetching<P> {
         let facts = ImageFacts {
             pulled_by: Some(PulledBy::Agent),
             unshared_reason: shared.map(Shared::why_not).unwrap_or_default(),
+            delta_saved_bytes: download.deltas.is_some().then(|| layers.iter().map(Layer::spared).sum()),
+            no_delta_reason: download.no_delta.get().map(|why| truncate_note(why)).unwrap_or_default(),
             ..pulled.facts
         };
         Ok(Pulled { warning, facts, from_peers: shared.and_then(Shared::delivered), ..pulled })
@@ -274,6 +296,9 @@ impl<P: Puller> Fetching<P> {
         };
         if self.fetcher.settings.mode == FetchMode::Agent {
             return refuse("--fetch=agent keeps the container runtime from pulling it");
+        }
+        if request.terms.deltas == Deltas::Require {
+            return refuse("spec.download.deltas is Require, which the container runtime can't do");
         }
         let buckets = Buckets { node: &self.fetcher.bucket, own: request.terms.bucket };
         if buckets.limit().is_some() {

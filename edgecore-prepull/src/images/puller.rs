@@ -11,7 +11,7 @@ pub(crate) mod fake;
 use std::future::Future;
 
 use prepull_api::credentials::RegistryCredential;
-use prepull_api::download::Verification;
+use prepull_api::download::{Deltas, Verification};
 use prepull_api::task::{Bytes, ImageFacts, JobUid, SandboxMetadata, TaskId};
 use prepull_api::wire::Filesystem;
 use tokio::time::Instant;
@@ -61,6 +61,8 @@ pub struct PullTerms<'a> {
     pub site: Option<&'a Bucket>,
     /// When the pull fails, as far as it's known now.
     pub deadline: Option<Instant>,
+    /// Whether the image may be rebuilt from an earlier one and a delta.
+    pub deltas: Deltas,
     /// The images of the node's open tasks, which must not be removed to make room.
     pub wanted: &'a [String],
 }

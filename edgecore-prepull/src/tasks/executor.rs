@@ -216,7 +216,7 @@ impl<P: Puller> Executor<P> {
             result.took = context.board.time_since_first_attempt(index);
             log_end(image, &result);
             // The receiver is gone when the agent stops.
-            let _ = updates.send(TaskUpdate::ImageEnded { index, result }).await;
+            let _ = updates.send(TaskUpdate::ImageEnded { index, result: Box::new(result) }).await;
         });
         join_all(pulls).await;
     }
@@ -290,6 +290,8 @@ fn log_end(image: &ImageTask, result: &ImageResult) {
         pulled_by,
         pulled_by_reason: left_because,
         unshared_reason: not_shared_because,
+        delta_saved_bytes,
+        no_delta_reason,
         kubelet_record,
         kubelet_record_reason,
     } = facts;
@@ -323,6 +325,8 @@ fn log_end(image: &ImageTask, result: &ImageResult) {
             left_because,
             from_peers,
             not_shared_because,
+            delta_saved_bytes,
+            no_delta_reason,
             "image ended"
         );
     } else {

@@ -305,7 +305,7 @@ impl<P: Puller> Node<P> {
             }
             TaskUpdate::ImageEnded { index, result } => {
                 self.metrics.count_image(&result);
-                self.handle(AgentEvent::ImageEnded { task, index, result });
+                self.handle(AgentEvent::ImageEnded { task, index, result: *result });
             }
         }
     }

@@ -22,6 +22,13 @@ pub struct DownloadSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^[0-9]+(k|Ki|M|Mi|G|Gi|T|Ti)?$"))]
     pub max_site_rate: Option<String>,
+    /// Deltas: a node that has an earlier version of an image downloads what has changed, if the registry has a delta from
+    /// that version (kubectl prepull delta makes them). Auto: where one fits, and otherwise the layers. Never: always the
+    /// layers. Require: an image with more than 1 MiB to download fails without a delta, for links on which a whole image is
+    /// too expensive. Needs agents of this release. Default: Auto.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = r"^(Auto|Never|Require)$"))]
+    pub deltas: Option<String>,
 }
 
 /// A recurring time in which nodes may download.

@@ -17,6 +17,13 @@ pub struct ImageFacts {
     /// Why the node got nothing from the neighbours of its site, although the job shares layers within sites.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub unshared_reason: String,
+    /// Bytes of layers that the node didn't download, because it rebuilt them from an earlier image and deltas. The deltas
+    /// themselves are subtracted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delta_saved_bytes: Option<u64>,
+    /// Why a layer was downloaded whole, although the registry has deltas to the image.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub no_delta_reason: String,
     /// Why the kubelet will ask the registry before pods may use the image, although it is on the node: OtherRepository,
     /// NoCredentials, SomeCredentials, Pulling or Unreadable, by the kubelet's records at the time of the pull. Absent if no
     /// reason was found.
@@ -29,15 +36,17 @@ pub struct ImageFacts {
 
 impl ImageFacts {
     /// All texts, for limits on their length.
-    pub fn texts(&mut self) -> [&mut String; 3] {
+    pub fn texts(&mut self) -> [&mut String; 4] {
         let Self {
             pulled_by: _,
             pulled_by_reason,
             unshared_reason,
+            delta_saved_bytes: _,
+            no_delta_reason,
             kubelet_record: _,
             kubelet_record_reason,
         } = self;
-        [pulled_by_reason, unshared_reason, kubelet_record_reason]
+        [pulled_by_reason, unshared_reason, no_delta_reason, kubelet_record_reason]
     }
 }
 

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::credentials::Sensitive;
-use crate::download::{Verification, VerificationMode, Weekday, Zone};
+use crate::download::{Deltas, Verification, VerificationMode, Weekday, Zone};
 use crate::failure::FailureCode;
 use crate::sites::{BlobNews, BlobSource, BlobState, From, Peer, PeerFailure, PeerFault};
 use crate::task::{
@@ -56,6 +56,8 @@ fn a_result_always_fits_into_a_message() {
                 pulled_by: Some(PulledBy::Runtime),
                 pulled_by_reason: truncate_note(&reason),
                 unshared_reason: String::new(),
+                delta_saved_bytes: Some(u64::MAX),
+                no_delta_reason: String::new(),
                 kubelet_record: Some(KubeletRecord::OtherRepository),
                 kubelet_record_reason: truncate_note(&reason),
             },
@@ -403,6 +405,7 @@ fn download_terms_are_optional_and_stable() {
             verify: Some(verify(VerificationMode::Enforce, None)),
             share: true,
             site_limited: true,
+            deltas: Deltas::Require,
             ..DownloadTerms::default()
         }),
         &[
@@ -410,7 +413,7 @@ fn download_terms_are_optional_and_stable() {
             r#","download":{"maxRate":2097152,"windows":["#,
             r#"{"days":["Mon","Sun"],"start":"01:30","duration":14400000,"timeZone":"Node"},"#,
             r#"{"start":"01:30","duration":14400000,"timeZone":"Europe/Berlin"}],"#,
-            r#""delay":7000,"pin":true,"verify":{"mode":"Enforce","keys":["PEM"]},"share":true,"siteLimited":true}}"#,
+            r#""delay":7000,"pin":true,"verify":{"mode":"Enforce","keys":["PEM"]},"share":true,"siteLimited":true,"deltas":"Require"}}"#,
         ]
         .concat(),
     );

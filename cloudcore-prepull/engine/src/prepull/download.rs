@@ -116,6 +116,7 @@ pub fn terms(
         site_limited: share && download.max_site_rate.is_some(),
         site_rate: download.max_site_rate.filter(|_| share),
         paused: download.paused,
+        deltas: download.deltas,
     }
 }
 

@@ -10,11 +10,26 @@ use serde_json::Value;
 use tonic::Request;
 
 use super::{Containerd, NAMESPACE};
-use crate::images::Image;
+use crate::images::{Image, sha256};
 use crate::parts;
 
 /// A temporary snapshot for looking.
 const LOOK: &str = "prepull-e2e-look";
+
+/// Names of the snapshots of an image's layers, the lowest first.
+fn chains(image: &Image) -> Result<Vec<String>> {
+    let config = image.blobs().first().context("no configuration")?;
+    let config: Value = serde_json::from_slice(&std::fs::read(image.blob_file(config))?)?;
+    let diffs = config["rootfs"]["diff_ids"].as_array().context("no diff IDs")?;
+    let mut chains: Vec<String> = Vec::new();
+    for diff in diffs.iter().filter_map(Value::as_str) {
+        chains.push(match chains.last() {
+            None => diff.to_owned(),
+            Some(below) => sha256(format!("{below} {diff}").as_bytes()),
+        });
+    }
+    Ok(chains)
+}
 
 impl Containerd {
     /// Snapshots of unpacked layers, by name, the lowest first. The containerd must have one image.
@@ -31,10 +46,11 @@ impl Containerd {
         Ok(chain)
     }
 
-    /// Compares each unpacked layer with the layer of the image, file by file, and returns their number.
+    /// Compares each unpacked layer of the image with the layer, file by file, and returns their number.
     pub async fn check_unpacked(&self, image: &Image) -> Result<usize> {
         let manifest: Value = serde_json::from_slice(&std::fs::read(image.blob_file(image.digest()))?)?;
-        let unpacked = self.unpacked().await?;
+        let (snapshots, chains) = (self.snapshots().await?, chains(image)?);
+        let unpacked: Vec<_> = chains.iter().take_while(|name| snapshots.contains_key(*name)).collect();
         for (index, name) in unpacked.iter().enumerate() {
             let digest = manifest["layers"][index]["digest"].as_str().context("too few layers")?;
             let is = self.files_of(name).await?;

@@ -1,4 +1,5 @@
-//! The files of containerd's ingests. Its API reads whole blobs only, so we read what has arrived of a blob from its file.
+//! The files of containerd's content store. Its API reads whole blobs only, so we read what has arrived of a blob from its
+//! file.
 //!
 //! ```text
 //!  <root>/io.containerd.content.v1.content/ingest/<hash>/ref    k8s.io/12/layer-sha256:…
@@ -16,6 +17,12 @@ const MAX_REF: u64 = 512;
 /// The directory of all ingests of a containerd with this root.
 pub(crate) fn ingests_dir(root: &Path) -> PathBuf {
     root.join("io.containerd.content.v1.content/ingest")
+}
+
+/// Opens a complete blob, `sha256:…`. `None` if its file can't be read.
+pub(crate) fn open_blob(root: &Path, digest: &str) -> Option<File> {
+    let (algorithm, hex) = digest.split_once(':')?;
+    File::open(root.join("io.containerd.content.v1.content/blobs").join(algorithm).join(hex)).ok()
 }
 
 /// Opens the bytes of an ingest. `None` if its file can't be read, as in a container without that mount.

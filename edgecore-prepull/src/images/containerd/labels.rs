@@ -21,6 +21,8 @@ const CHILD_LABEL: &str = "containerd.io/gc.ref.content.m.";
 const LAYER_LABEL: &str = "containerd.io/gc.ref.content.l.";
 /// Label of a configuration with the snapshot of the highest layer; the name of the snapshotter follows.
 pub(super) const SNAPSHOT_LABEL: &str = "containerd.io/gc.ref.snapshot.";
+/// Label of the configuration of an image with layers that were rebuilt from deltas, and have no blobs.
+pub(super) const REBUILT_LABEL: &str = "prepull.kubeedge.io/rebuilt";
 /// Longest wait for one answer, which takes one write into containerd's database.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -40,6 +42,11 @@ pub(crate) fn of_index(manifests: &[String]) -> Labels {
 /// The label of the configuration of an image with its highest layer unpacked under this name.
 pub(crate) fn of_unpacked(snapshotter: &str, chain_id: &str) -> Labels {
     Labels::from([(format!("{SNAPSHOT_LABEL}{snapshotter}"), chain_id.to_owned())])
+}
+
+/// The label of the configuration of an image with unpacked layers that have no blobs, because they came as deltas.
+pub(crate) fn of_rebuilt() -> Labels {
+    Labels::from([(REBUILT_LABEL.to_owned(), "true".to_owned())])
 }
 
 fn numbered(label: &str, digests: &[String]) -> impl Iterator<Item = (String, String)> {

@@ -29,6 +29,11 @@ use super::unpack::is_extraction;
 
 /// Name of an empty lease. Deleting it triggers containerd's garbage collection.
 const BROOM: &str = "broom";
+/// Suffix of the names of leases for neighbours.
+const NEIGHBOURS: &str = "-neighbours";
+/// Time for which a delta is kept after the image was rebuilt from it: the other nodes of a site pull within the hour, or
+/// their window comes tomorrow, and then one of them downloads it again.
+const SHARED: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 /// Time for which the content of an unfinished pull is kept after the last task that wants it. Another round of a job
 /// comes within a day or never.
@@ -116,6 +121,16 @@ impl Leases {
             if let Ok(Err(status)) = added {
                 tracing::debug!(lease = id, %status, "cannot be kept by the lease");
             }
+        }
+    }
+
+    /// Keeps blobs that no image needs for neighbours, for [`SHARED`].
+    pub(crate) async fn keep_for_neighbours(&self, reference: &str, digests: impl Iterator<Item = &str>) {
+        let id = format!("{}{NEIGHBOURS}", lease_id(self.owner, reference));
+        if self.create_for(&id, SHARED).await
+            && let Ok(lease) = id.parse()
+        {
+            self.keep(&lease, digests.map(of_blob)).await;
         }
     }
 
@@ -214,10 +229,14 @@ impl Leases {
     }
 
     async fn create(&self, id: &str) -> bool {
+        self.create_for(id, self.owner.lifetime()).await
+    }
+
+    async fn create_for(&self, id: &str, lifetime: Duration) -> bool {
         if self.unsupported.load(Ordering::Relaxed) {
             return false;
         }
-        let expire = humantime::format_rfc3339_seconds(SystemTime::now() + self.owner.lifetime()).to_string();
+        let expire = humantime::format_rfc3339_seconds(SystemTime::now() + lifetime).to_string();
         let labels = HashMap::from([("containerd.io/gc.expire".to_owned(), expire)]);
         let request = namespaced(CreateRequest { id: id.to_owned(), labels });
         match timeout(PATIENCE, self.client.clone().create(request)).await {

@@ -11,7 +11,8 @@ use containerd_client::services::v1::images_client::ImagesClient;
 use containerd_client::services::v1::snapshots::snapshots_client::SnapshotsClient;
 use containerd_client::services::v1::snapshots::{Kind as SnapshotKind, StatSnapshotRequest};
 use containerd_client::services::v1::{
-    GetImageRequest, InfoRequest, ListContentRequest, ListStatusesRequest, ReadContentRequest,
+    GetImageRequest, InfoRequest, ListContentRequest, ListImagesRequest, ListStatusesRequest,
+    ReadContentRequest,
 };
 use prepull_api::task::Bytes;
 use prepull_registry::manifest::{Descriptor, Index, Manifest};
@@ -19,7 +20,7 @@ use tokio::time::timeout;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use super::labels::CONFIG_LABEL;
+use super::labels::{CONFIG_LABEL, REBUILT_LABEL, SNAPSHOT_LABEL};
 use super::namespace::namespaced;
 use super::unpack::UNCOMPRESSED_LABEL;
 use super::writer::PEER_REF;
@@ -169,6 +170,30 @@ impl ContentStore {
             text.extend(part.data);
         }
         Some(text)
+    }
+
+    /// The names of all images.
+    pub(crate) async fn image_names(&self) -> Option<Vec<String>> {
+        let mut images = self.images.clone().max_decoding_message_size(MAX_MESSAGE);
+        let list = images.list(namespaced(ListImagesRequest { filters: Vec::new() }));
+        let answer = timeout(DESCRIBE_TIMEOUT, list).await.ok()?;
+        Some(self.ok(answer)?.into_inner().images.into_iter().map(|image| image.name).collect())
+    }
+
+    /// Whether an image here has layers that were rebuilt from deltas, and have no blobs.
+    pub(crate) async fn has_rebuilt(&self) -> bool {
+        let filters = vec![format!("labels.\"{REBUILT_LABEL}\"")];
+        let answer = self.content.clone().list(namespaced(ListContentRequest { filters })).await;
+        let Some(answer) = self.ok(answer) else { return false };
+        let first = answer.into_inner().message().await;
+        self.ok(first).flatten().is_some_and(|first| !first.info.is_empty())
+    }
+
+    /// The snapshot of the highest layer of an image, by the digest of its configuration. `None` if the image isn't here,
+    /// or was never unpacked.
+    pub(crate) async fn snapshot_of(&self, config: &str, snapshotter: &str) -> Option<String> {
+        let info = self.content.clone().info(namespaced(InfoRequest { digest: config.to_owned() })).await;
+        self.ok(info)?.into_inner().info?.labels.remove(&format!("{SNAPSHOT_LABEL}{snapshotter}"))
     }
 
     /// Size of a complete blob in the store.

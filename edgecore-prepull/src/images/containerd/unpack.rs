@@ -9,13 +9,14 @@
 //! snapshot with empty files, which no later pull would replace.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use containerd_client::services::v1::content_client::ContentClient;
 use containerd_client::services::v1::diff_client::DiffClient;
 use containerd_client::services::v1::snapshots::snapshots_client::SnapshotsClient;
 use containerd_client::services::v1::snapshots::{
-    CommitSnapshotRequest, PrepareSnapshotRequest, RemoveSnapshotRequest,
+    CommitSnapshotRequest, PrepareSnapshotRequest, RemoveSnapshotRequest, ViewSnapshotRequest,
 };
 use containerd_client::services::v1::{ApplyRequest, Info, UpdateRequest};
 use containerd_client::types::Mount;
@@ -148,7 +149,35 @@ impl Unpacker {
         answer_within(PATIENCE, self.content.clone().update(namespaced(request))).await.map(drop)
     }
 
-    /// Removes a half unpacked snapshot, also from the lease.
+    /// Opens the files of a snapshot for reading, under a name of the lease. Returns the name, and the directories of the
+    /// layers, the highest first. Our lease removes the view of a process that was killed.
+    ///
+    /// # Errors
+    /// The snapshotter keeps its files elsewhere than in directories.
+    pub(crate) async fn view(
+        &self,
+        snapshotter: &str,
+        chain_id: &str,
+        lease: &MetadataValue<Ascii>,
+    ) -> Result<(String, Vec<PathBuf>), Status> {
+        let key = extraction_key(chain_id);
+        let request = ViewSnapshotRequest {
+            snapshotter: snapshotter.to_owned(),
+            key: key.clone(),
+            parent: chain_id.to_owned(),
+            labels: HashMap::new(),
+        };
+        let answer = answer_within(PATIENCE, self.snapshots.clone().view(leased(request, lease))).await?;
+        let Some(directories) = directories(&answer.mounts) else {
+            let _ = self.remove(snapshotter, &key, lease).await;
+            return Err(Status::unimplemented(format!(
+                "snapshotter {snapshotter} has no directories with the files of its images"
+            )));
+        };
+        Ok((key, directories))
+    }
+
+    /// Removes a half unpacked snapshot, or a view, also from the lease.
     pub(crate) async fn remove(
         &self,
         snapshotter: &str,
@@ -171,6 +200,19 @@ fn extraction_key(chain_id: &str) -> String {
     format!("{EXTRACTION}{}-{:08x} {chain_id}", now.subsec_nanos(), u32::from_le_bytes(random))
 }
 
+/// The directories of a read-only mount, the highest first: overlay's lower ones, or the only one, which is bound.
+fn directories(mounts: &[Mount]) -> Option<Vec<PathBuf>> {
+    let [mount] = mounts else { return None };
+    match mount.r#type.as_str() {
+        "bind" => Some(vec![PathBuf::from(&mount.source)]),
+        "overlay" => {
+            let lower = mount.options.iter().find_map(|option| option.strip_prefix("lowerdir="))?;
+            Some(lower.split(':').map(PathBuf::from).collect())
+        }
+        _ => None,
+    }
+}
+
 /// Whether this is the name of a snapshot that's being unpacked.
 pub(super) fn is_extraction(name: &str) -> bool {
     name.starts_with(EXTRACTION)
@@ -181,4 +223,31 @@ fn labels(unpack: Unpack<'_>) -> HashMap<String, String> {
     let inherited = unpack.layer.annotations.iter().filter(|(name, _)| name.starts_with(INHERITED));
     let inherited = inherited.map(|(name, value)| (name.clone(), value.clone()));
     inherited.chain([(SNAPSHOT_LABEL.to_owned(), unpack.chain_id.to_owned())]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_view_lists_its_directories() {
+        let mount = |kind: &str, source: &str, options: &[&str]| Mount {
+            r#type: kind.to_owned(),
+            source: source.to_owned(),
+            options: options.iter().map(|option| (*option).to_owned()).collect(),
+            ..Mount::default()
+        };
+        let paths = |paths: &[&str]| Some(paths.iter().map(PathBuf::from).collect::<Vec<_>>());
+        for (mounts, expected) in [
+            (
+                vec![mount("overlay", "overlay", &["index=off", "lowerdir=/b/fs:/a/fs"])],
+                paths(&["/b/fs", "/a/fs"]),
+            ),
+            (vec![mount("bind", "/a/fs", &["ro", "rbind"])], paths(&["/a/fs"])),
+            (vec![mount("ext4", "/dev/mapper/x", &[])], None),
+            (vec![], None),
+        ] {
+            assert_eq!(directories(&mounts), expected, "{mounts:?}");
+        }
+    }
 }

@@ -59,6 +59,8 @@ pub(crate) enum BlobKind {
     /// A layer with bytes of neighbours, under a name that only we use: if they're wrong, no pull by the runtime resumes
     /// from them.
     OfPeer,
+    /// A layer that was rebuilt as an uncompressed tar. It's deleted after unpacking.
+    Tar,
 }
 
 /// Prefix of the names of ingests with bytes of neighbours.
@@ -87,6 +89,7 @@ impl Blob {
             BlobKind::Config => "config",
             BlobKind::Layer => "layer",
             BlobKind::OfPeer => PEER_REF,
+            BlobKind::Tar => "tar",
         };
         format!("{kind}-{}", self.digest)
     }
@@ -142,12 +145,7 @@ impl ContentWriter {
             blob = blob.digest,
             "the file of a blob is lost, perhaps in a power cut; it is fetched again"
         );
-        let request = namespaced(DeleteContentRequest { digest: blob.digest.clone() });
-        match timeout(ABORT_PATIENCE, self.content.clone().delete(request)).await {
-            Ok(Err(status)) if status.code() != Code::NotFound => return Err(explain(status, &blob.digest)),
-            Ok(_) => {}
-            Err(_) => return Err(WriteError::Silent(ABORT_PATIENCE)),
-        }
+        self.delete(&blob.digest).await?;
         self.open_unless_known(blob, lease).await
     }
 
@@ -211,6 +209,16 @@ impl ContentWriter {
             Ok(Err(status)) if status.code() == Code::AlreadyExists => Ok(None),
             Ok(Err(status)) => Err(explain(status, &blob.digest)),
             Err(_) => Err(WriteError::Silent(patience)),
+        }
+    }
+
+    /// Deletes a blob. It's no error if there is none.
+    pub(crate) async fn delete(&self, digest: &str) -> Result<(), WriteError> {
+        let request = namespaced(DeleteContentRequest { digest: digest.to_owned() });
+        match timeout(ABORT_PATIENCE, self.content.clone().delete(request)).await {
+            Ok(Err(status)) if status.code() != Code::NotFound => Err(explain(status, digest)),
+            Ok(_) => Ok(()),
+            Err(_) => Err(WriteError::Silent(ABORT_PATIENCE)),
         }
     }
 

@@ -9,10 +9,15 @@ use prepull_registry::manifest::Descriptor;
 use tokio::sync::watch;
 use tonic::Status;
 
+use super::delta::{Delta, OldImage};
+use super::deltas::required;
 use super::download::Download;
+use super::downloads::Layer;
+use super::image::blob;
+use super::rebuild::Failure;
 use super::stop::Stop;
 use super::unpacked::{Diff, diffs};
-use crate::images::containerd::Unpack;
+use crate::images::containerd::{BlobKind, Unpack};
 use crate::images::puller::cri::{is_connection_failure, to_pull_error};
 
 /// The digests of the blobs of an image that have arrived in the content store.
@@ -29,58 +34,142 @@ pub(super) async fn unpack_ahead(download: &Download<'_>, arrived: &Arrived) -> 
     wait_for(arrived, &image.config).await;
     let config = download.fetcher.store.read(&image.config.digest).await.unwrap_or_default();
     let diffs = diffs(&config);
-    let layers: Vec<_> = image.stacked().collect();
-    if diffs.len() != layers.len() {
+    if diffs.len() != image.stacked().count() {
         return Ok(None);
     }
     let mut parent = None;
-    for (layer, diff) in layers.into_iter().zip(&diffs) {
-        if let Err(status) = unpack(download, arrived, layer, diff, parent).await {
-            if is_connection_failure(&status) {
-                return Err(to_pull_error(&status, download.reference, &download.fetcher.endpoint).into());
-            }
-            tracing::debug!(layer = layer.digest, %status, "not unpacked ahead; the runtime unpacks the rest");
+    for (stacked, diff) in image.stacked().zip(&diffs) {
+        let Some(layer) = download.layers.iter().find(|layer| layer.descriptor.digest == stacked.digest)
+        else {
             return Ok(None);
+        };
+        match (Step { download, arrived, layer, diff, parent }).unpack().await {
+            Ok(()) => {}
+            Err(Failure::Stop(stop)) => return Err(stop),
+            Err(Failure::Useless(why)) => {
+                tracing::debug!(
+                    layer = stacked.digest,
+                    why,
+                    "not unpacked ahead; the runtime unpacks the rest"
+                );
+                return Ok(None);
+            }
         }
         parent = Some(diff.chain_id.as_str());
     }
     Ok(parent.map(str::to_owned))
 }
 
-async fn unpack(
-    Download { fetcher, lease, facts, unpacking, .. }: &Download<'_>,
-    arrived: &Arrived,
-    layer: &Descriptor,
-    Diff { diff_id, chain_id }: &Diff,
-    parent: Option<&str>,
-) -> Result<(), Status> {
-    let is_unpacked = || fetcher.store.is_unpacked(&facts.snapshotter, chain_id);
-    if is_unpacked().await {
-        return Ok(());
-    }
-    wait_for(arrived, layer).await;
-    let chain = fetcher.chains.of(chain_id);
-    let _turn = chain.lock().await;
-    if is_unpacked().await {
-        return Ok(());
-    }
-    let unpack = Unpack { snapshotter: &facts.snapshotter, layer, parent, diff_id, chain_id, lease };
-    let flush = async {
-        if facts.flushes_layers {
+/// A layer to unpack on top of its parent.
+#[derive(Clone, Copy)]
+struct Step<'a> {
+    download: &'a Download<'a>,
+    arrived: &'a Arrived,
+    layer: &'a Layer,
+    diff: &'a Diff,
+    parent: Option<&'a str>,
+}
+
+impl Step<'_> {
+    async fn unpack(self) -> Result<(), Failure> {
+        let Self { download, arrived, layer, .. } = self;
+        if self.is_unpacked().await {
             return Ok(());
         }
-        fetcher.flush(facts).await.map_err(|error| Status::failed_precondition(error.to_string()))
-    };
-    unpacking.set(Some(&layer.digest));
-    match fetcher.unpacker.unpack(unpack, flush).await {
-        // It stays the layer that was being unpacked when the runtime ended.
-        Err(status) if is_connection_failure(&status) => return Err(status),
-        // Another process with the same lease was faster and has released it, which removed our snapshot.
-        Err(status) if !is_unpacked().await => return Err(status),
-        _ => {}
+        wait_for(arrived, layer.blob()).await;
+        if let (Some(delta), Some(deltas)) = (&layer.delta, &download.deltas)
+            && layer.whole.get().is_none()
+        {
+            match self.unpack_rebuilt(delta, &deltas.old).await {
+                Err(Failure::Useless(why)) => download.fetch_whole(layer, &why).await?,
+                unpacked => return unpacked,
+            }
+        }
+        let chain = download.fetcher.chains.of(&self.diff.chain_id);
+        let _turn = chain.lock().await;
+        self.unpack_blob(&layer.descriptor).await
     }
-    unpacking.set(None);
-    Ok(())
+
+    /// Rebuilds the layer as a tar, which is deleted once it's unpacked.
+    async fn unpack_rebuilt(self, delta: &Delta, old: &OldImage) -> Result<(), Failure> {
+        let Self { download, layer, diff, .. } = self;
+        let chain = download.fetcher.chains.of(&diff.chain_id);
+        let _turn = chain.lock().await;
+        if self.is_unpacked().await {
+            return Ok(());
+        }
+        let tar = download.rebuild(&layer.descriptor, delta, old, &diff.diff_id).await?;
+        let unpacked = self.unpack_blob(&tar).await;
+        if tar.digest != layer.descriptor.digest {
+            // If that fails, it goes with the lease.
+            let _ = download.fetcher.writer.delete(&tar.digest).await;
+        }
+        unpacked
+    }
+
+    /// Unpacks a blob of the content store: the layer, or its tar.
+    async fn unpack_blob(self, blob: &Descriptor) -> Result<(), Failure> {
+        let Self { download, diff: Diff { diff_id, chain_id }, parent, .. } = self;
+        let Download { fetcher, lease, facts, unpacking, .. } = download;
+        if self.is_unpacked().await {
+            return Ok(());
+        }
+        let unpack =
+            Unpack { snapshotter: &facts.snapshotter, layer: blob, parent, diff_id, chain_id, lease };
+        let flush = async {
+            if facts.flushes_layers {
+                return Ok(());
+            }
+            fetcher.flush(facts).await.map_err(|error| Status::failed_precondition(error.to_string()))
+        };
+        unpacking.set(Some(&self.layer.descriptor.digest));
+        match fetcher.unpacker.unpack(unpack, flush).await {
+            // It stays the layer that was being unpacked when the runtime ended.
+            Err(status) if is_connection_failure(&status) => {
+                return Err(Failure::Stop(
+                    to_pull_error(&status, download.reference, &fetcher.endpoint).into(),
+                ));
+            }
+            // Another process with the same lease was faster and has released it, which removed our snapshot.
+            Err(status) if !self.is_unpacked().await => return Err(Failure::Useless(status.to_string())),
+            _ => {}
+        }
+        unpacking.set(None);
+        Ok(())
+    }
+
+    async fn is_unpacked(self) -> bool {
+        let Download { fetcher, facts, .. } = self.download;
+        fetcher.store.is_unpacked(&facts.snapshotter, &self.diff.chain_id).await
+    }
+}
+
+impl Download<'_> {
+    /// Keeps the deltas of this image for the neighbours, if the task shares layers.
+    pub(super) async fn keep_deltas(&self) {
+        let used = self.layers.iter().filter(|layer| layer.delta.is_some() && layer.lacks_blob());
+        let digests: Vec<_> = used.map(|layer| layer.blob().digest.as_str()).collect();
+        if self.shared.is_some() && !digests.is_empty() {
+            self.fetcher.leases.keep_for_neighbours(self.reference, digests.into_iter()).await;
+        }
+    }
+
+    /// Downloads a layer, since its delta is of no use for this reason.
+    pub(super) async fn fetch_whole(&self, layer: &Layer, why: &str) -> Result<(), Stop> {
+        if self.needs_deltas {
+            return Err(required(why).into());
+        }
+        let digest = &layer.descriptor.digest;
+        tracing::warn!(
+            image = self.reference,
+            layer = digest,
+            why,
+            "not rebuilt from its delta; it's downloaded"
+        );
+        let _ = self.no_delta.set(why.to_owned());
+        let flight = layer.whole.get_or_init(|| self.fetcher.flights.of(digest));
+        self.blob(&blob(BlobKind::Layer, &layer.descriptor), &layer.descriptor, flight).await
+    }
 }
 
 async fn wait_for(arrived: &Arrived, blob: &Descriptor) {

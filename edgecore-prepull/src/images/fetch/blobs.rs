@@ -24,19 +24,15 @@ const PROGRESS: Duration = Duration::from_secs(1);
 impl Download<'_> {
     /// Downloads an image into the content store, and unpacks it as the layers arrive. Returns the name of its snapshot
     /// if all of it is unpacked.
-    pub(super) async fn fetch(
-        &self,
-        layers: &[Layer],
-        progress: ProgressSink<'_>,
-    ) -> Result<Option<String>, Stop> {
-        let image = self.image;
+    pub(super) async fn fetch(&self, progress: ProgressSink<'_>) -> Result<Option<String>, Stop> {
+        let (image, layers) = (self.image, self.layers);
         let report = || {
             let done = layers.iter().map(Layer::written).fold(0, u64::saturating_add);
             progress(Bytes { done, total: image.size() });
         };
         let wanted = layers.iter().filter(|layer| !layer.is_needless);
         let mut blobs: Vec<_> = wanted
-            .map(|layer| (blob(BlobKind::Layer, &layer.descriptor), &layer.descriptor, layer.flight.clone()))
+            .map(|layer| (blob(BlobKind::Layer, layer.blob()), layer.blob(), layer.flight.clone()))
             .collect();
         // The largest first: then the last ones are small, and all streams end at about the same time.
         blobs.sort_by_key(|(layer, ..)| std::cmp::Reverse(layer.size));
@@ -77,7 +73,15 @@ impl Download<'_> {
             never = others => { let never: Infallible = never; match never {} }
             never = keep_reporting => { let never: Infallible = never; match never {} }
         };
+        let ((), _, unpacked) = ended?;
+        if unpacked.is_none() {
+            // The runtime unpacks the rest, and must find the layers.
+            let by_delta = layers.iter().filter(|layer| layer.delta.is_some() && layer.whole.get().is_none());
+            for layer in by_delta.filter(|layer| !layer.is_needless) {
+                self.fetch_whole(layer, "the image couldn't be unpacked layer by layer").await?;
+            }
+        }
         report();
-        ended.map(|((), _, unpacked)| unpacked)
+        Ok(unpacked)
     }
 }

@@ -1,13 +1,15 @@
 //! The download of one image, as its blobs share it.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use prepull_registry::{HostId, Repository};
 use tokio::sync::{Semaphore, watch};
 use tonic::metadata::{Ascii, MetadataValue};
 
 use super::buckets::Buckets;
+use super::delta::Deltas;
+use super::downloads::Layer;
 use super::fetcher::Fetcher;
 use super::image::ImageParts;
 use super::runtime::Facts;
@@ -24,6 +26,7 @@ pub(super) struct Download<'a> {
     /// The image that is pulled, as the lease knows it.
     pub(super) reference: &'a str,
     pub(super) image: &'a ImageParts,
+    pub(super) layers: &'a [Layer],
     /// Where it is from.
     pub(super) source: Source,
     pub(super) lease: &'a MetadataValue<Ascii>,
@@ -37,6 +40,12 @@ pub(super) struct Download<'a> {
     pub(super) asked_last: Mutex<Vec<HostId>>,
     /// The site, where the task shares layers with it.
     pub(super) shared: Option<Shared<'a>>,
+    /// What the registry offers in place of layers.
+    pub(super) deltas: Option<Deltas>,
+    /// Whether the image may also come without them.
+    pub(super) needs_deltas: bool,
+    /// Why a layer was downloaded whole nevertheless.
+    pub(super) no_delta: OnceLock<String>,
 }
 
 /// The digest of the layer that the runtime is unpacking for us.

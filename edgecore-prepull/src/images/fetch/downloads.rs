@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use prepull_registry::Repository;
 use prepull_registry::manifest::Descriptor;
 
+use super::delta::Delta;
 use super::flights::Flight;
 
 /// An image with layers that are being downloaded.
@@ -92,15 +93,42 @@ impl Drop for Watched<'_> {
 #[derive(Debug)]
 pub(super) struct Layer {
     pub(super) descriptor: Descriptor,
+    /// What is downloaded in its place.
+    pub(super) delta: Option<Delta>,
+    /// The download, of the delta or of the layer.
     pub(super) flight: Arc<Flight>,
-    /// Bytes in the store at the start of the pull.
+    /// Bytes of it in the store at the start of the pull.
     pub(super) there: u64,
     /// Whether the runtime doesn't need it, because it has unpacked it before.
     pub(super) is_needless: bool,
+    /// The download of the layer, after its delta was of no use.
+    pub(super) whole: OnceLock<Arc<Flight>>,
 }
 
 impl Layer {
+    /// The blob to download.
+    pub(super) fn blob(&self) -> &Descriptor {
+        self.delta.as_ref().map_or(&self.descriptor, |delta| &delta.blob)
+    }
+
+    /// Whether it's unpacked, and its blob isn't in the store.
+    pub(super) fn lacks_blob(&self) -> bool {
+        self.is_needless || (self.delta.is_some() && self.whole.get().is_none())
+    }
+
+    /// Bytes that needn't be downloaded, thanks to a delta.
+    pub(super) fn spared(&self) -> u64 {
+        let is_by_delta = !self.is_needless && self.whole.get().is_none();
+        if is_by_delta { self.descriptor.size.saturating_sub(self.blob().size) } else { 0 }
+    }
+
+    /// Bytes that have arrived, or needn't.
     pub(super) fn written(&self) -> u64 {
-        if self.is_needless { self.descriptor.size } else { self.flight.written().min(self.descriptor.size) }
+        let size = self.descriptor.size;
+        match self.whole.get() {
+            Some(flight) => flight.written().min(size),
+            None if self.is_needless => size,
+            None => self.spared().saturating_add(self.flight.written()).min(size),
+        }
     }
 }

@@ -1,13 +1,15 @@
 //! The state of all fetches of the node, and finding out which layers are there.
 
 use std::num::NonZeroU64;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use futures::stream::{self, StreamExt};
+use prepull_registry::manifest::Descriptor;
 use prepull_registry::{HostsFiles, Proxies, RegistryClient, Repository, Settings as ClientSettings};
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 
 use super::FetchSettings;
+use super::delta::{Delta, Deltas};
 use super::downloads::{Downloads, Layer};
 use super::flights::Flights;
 use super::image::ImageParts;
@@ -120,34 +122,45 @@ impl Fetcher {
         new
     }
 
-    /// The layers of an image, with the bytes that we have of each.
+    /// The layers of an image, with the bytes that we have of each. The lowest `unpacked` ones aren't needed.
     pub(super) async fn layers(
         &self,
-        repository: &Repository,
         image: &ImageParts,
-        facts: &Facts,
+        unpacked: usize,
+        deltas: Option<&Deltas>,
     ) -> Vec<Layer> {
         let ingests = self.store.ingests().await.unwrap_or_default();
-        let unpacked = if facts.discards_layers { self.unpacked(repository, image, facts).await } else { 0 };
         let needed = image.above(unpacked);
         let layer = |index: usize| {
             let descriptor = image.layers[index].clone();
-            let flight = self.flights.of(&descriptor.digest);
-            let ingest = ingests.get(&descriptor.digest).map_or(0, |ingest| ingest.offset);
-            // If layers are discarded, the runtime requests none that is unpacked.
+            // The runtime requests none that is unpacked.
             let is_needless = !needed.contains(descriptor.digest.as_str());
+            let delta = deltas.and_then(|deltas| deltas.of(&descriptor.digest)).cloned();
+            let Descriptor { digest, size, .. } =
+                delta.as_ref().map_or(&descriptor, |delta| &delta.blob).clone();
+            let flight = self.flights.of(&digest);
+            let ingest = ingests.get(&digest).map_or(0, |ingest| ingest.offset);
             async move {
-                let whole = is_needless || self.store.has_blob(&descriptor.digest).await;
-                let there = if whole { descriptor.size } else { ingest.min(descriptor.size) };
+                let whole = is_needless || self.store.has_blob(&digest).await;
+                let there = if whole { size } else { ingest.min(size) };
                 flight.set_written(there);
-                Layer { descriptor, flight, there, is_needless }
+                if let Some(room) = delta.as_ref().and_then(Delta::room) {
+                    flight.ask_unpacked(std::future::ready(room)).await;
+                }
+                Layer { descriptor, delta, flight, there, is_needless, whole: OnceLock::new() }
             }
         };
         stream::iter((0..image.layers.len()).map(layer)).buffered(AHEAD).collect().await
     }
 
-    /// Number of layers, counted from the lowest one, that the snapshotter has unpacked.
-    async fn unpacked(&self, repository: &Repository, image: &ImageParts, facts: &Facts) -> usize {
+    /// Number of layers, counted from the lowest one, that the snapshotter has unpacked and that may have no blob: the
+    /// runtime has discarded it, or the layer was rebuilt from a delta. 0 on a node that has all blobs.
+    pub(super) async fn unpacked(&self, repository: &Repository, image: &ImageParts, facts: &Facts) -> usize {
+        let may_lack_blobs =
+            facts.discards_layers || (self.settings.deltas && self.store.has_rebuilt().await);
+        if !may_lack_blobs {
+            return 0;
+        }
         let config = self.config(repository, image).await.unwrap_or_default();
         let mut unpacked = 0;
         for diff in diffs(&config) {

@@ -15,10 +15,11 @@ use tonic::Status;
 
 use super::Fetching;
 use super::download::Download;
+use super::downloads::Layer;
 use super::image::ImageParts;
 use super::runtime::Facts;
 use super::stop::Stop;
-use crate::images::containerd::{Labels, of_unpacked};
+use crate::images::containerd::{Labels, of_rebuilt, of_unpacked};
 use crate::images::filesystem::FlushError;
 use crate::images::puller::cri::{is_connection_failure, to_pull_error};
 use crate::images::puller::{ErrorClass, PullError, PullRequest, PullTerms, Pulled, Puller};
@@ -77,11 +78,14 @@ impl<P: Puller> Fetching<P> {
         &self,
         request: PullRequest<'_>,
         reference: &NormalizedReference,
-        Download { image, facts, source, .. }: &Download<'_>,
+        Download { image, layers, facts, source, .. }: &Download<'_>,
         snapshot: &str,
     ) -> Result<bool, Status> {
         let fetcher = &self.fetcher;
-        let of_config = of_unpacked(&facts.snapshotter, snapshot);
+        let mut of_config = of_unpacked(&facts.snapshotter, snapshot);
+        if layers.iter().any(Layer::lacks_blob) {
+            of_config.extend(of_rebuilt());
+        }
         let documents = image.documents.iter().map(|document| (&document.blob.digest, &document.labels));
         // A document that was already there lacks this repository among its sources. Layers already have all the labels
         // that the runtime would set.

@@ -240,8 +240,8 @@ impl<P: Puller> ImagePulls<P> {
             }
             PullPolicy::Always | PullPolicy::Other => {
                 // The previous pull may not have checked its signature.
-                let is_verified = context.control.borrow().terms.download.verify.is_some();
-                let recent = recent.as_ref().filter(|_| !is_verified);
+                let recent =
+                    recent.as_ref().filter(|_| context.control.borrow().terms.download.verify.is_none());
                 if let Some(pulled) = recent.and_then(|recent| recent.if_pulled_with(&key)) {
                     let Pulled { digest, id, .. } = pulled.clone();
                     return Ok(Some(already_present(Present { digest, id })));
@@ -269,18 +269,18 @@ impl<P: Puller> ImagePulls<P> {
             site: Some(context.site),
             site_limited: download.site_limited,
             deadline,
+            deltas: download.deltas,
             wanted: &self.wanted.references(),
         };
-        let board = context.board;
+        let (board, arrived, asking) = (context.board, watch::Sender::new(false), AtomicBool::new(false));
         self.note_leftovers();
         board.begin_attempt(index);
-        let (arrived, asking) = (watch::Sender::new(false), AtomicBool::new(false));
         let progress = |bytes: Bytes| {
             board.set_bytes(index, bytes);
             arrived.send_replace(bytes.total > 0 && bytes.done >= bytes.total);
         };
-        let attempt = Attempt { puller: &*self.puller, image, terms, progress: &progress };
-        let pull = pull_with_key(attempt, &self.providers, &key, &asking);
+        let pull = Attempt { puller: &*self.puller, image, terms, progress: &progress };
+        let pull = pull_with_key(pull, &self.providers, &key, &asking);
         let interrupted = async {
             tokio::select! {
                 () = wait_until_closed(&context.control, &arrived, &self.clock) => {}

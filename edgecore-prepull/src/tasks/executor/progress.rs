@@ -32,7 +32,7 @@ pub enum TaskUpdate {
         /// Index into the images of the task.
         index: usize,
         /// Final result of the image.
-        result: ImageResult,
+        result: Box<ImageResult>,
     },
 }
 

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::super::*;
 use crate::crd::kruise::PullPhase;
 use crate::crd::status::{Action, JobPhase, NodePhase, Tristate};
-use crate::download::{VerificationMode, Weekday, Zone};
+use crate::download::{Deltas, VerificationMode, Weekday, Zone};
 use crate::failure::FailureCode;
 use crate::sites::{BlobState, From, PeerFault};
 use crate::task::{CheckItem, ImageOutcome, ImagePhase, KubeletRecord, PullPolicy, PulledBy, TaskOutcome};
@@ -43,6 +43,7 @@ read_as! {
     KubeletRecord: json!("Later") => KubeletRecord::Other,
     FailureCode: json!("Later") => FailureCode::Other,
     // The strict one: an image without a signature must not be pulled by mistake.
+    Deltas: json!("Later") => Deltas::Other,
     VerificationMode: json!("Later") => VerificationMode::Enforce,
     Weekday: json!("Later") => Weekday::Other,
     Zone: json!("Later/Zone") => Zone::Named("Later/Zone".to_owned()),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use prepull_api::crd::download::{DownloadSpec, VerifyKey, VerifySpec, WindowSpec};
 use prepull_api::crd::job::ImagePrePullJobSpec;
 use prepull_api::download::{
-    MAX_VERIFICATION_KEYS, MAX_WINDOWS, MAX_ZONE_NAME, VerificationMode, Weekday, Window, Zone,
+    Deltas, MAX_VERIFICATION_KEYS, MAX_WINDOWS, MAX_ZONE_NAME, VerificationMode, Weekday, Window, Zone,
 };
 use prepull_api::overriders::SecretRef;
 use prepull_window::{check_duration, is_zone, parse_duration, write_duration};
@@ -35,6 +35,8 @@ pub struct DownloadPolicy {
     pub share: Option<bool>,
     /// Bytes a second over the uplink of each site, over all its nodes.
     pub max_site_rate: Option<NonZeroU64>,
+    /// Whether nodes may rebuild images from earlier ones and deltas.
+    pub deltas: Deltas,
 }
 
 /// The signatures that the images of a job must have.
@@ -47,7 +49,7 @@ pub struct VerifyPolicy {
 }
 
 pub(super) fn download_policy(spec: &ImagePrePullJobSpec) -> Result<DownloadPolicy, Refusal> {
-    let DownloadSpec { max_rate, share_within_site: share, max_site_rate } =
+    let DownloadSpec { max_rate, share_within_site: share, max_site_rate, deltas } =
         spec.download.clone().unwrap_or_default();
     if spec.windows.len() > MAX_WINDOWS {
         let message = format!("{} windows; at most {MAX_WINDOWS} are allowed", spec.windows.len());
@@ -73,6 +75,13 @@ pub(super) fn download_policy(spec: &ImagePrePullJobSpec) -> Result<DownloadPoli
         verify: spec.verify.as_ref().map(verify).transpose()?,
         share,
         max_site_rate,
+        deltas: filled(deltas.as_ref()).map(deltas_rule).transpose()?.unwrap_or_default(),
+    })
+}
+
+fn deltas_rule(text: &str) -> Result<Deltas, Refusal> {
+    Deltas::ALL.into_iter().find(|rule| rule.as_str() == text).ok_or_else(|| {
+        Refusal::new("spec.download.deltas", format!("{text:?} is no rule: write Auto, Never or Require"))
     })
 }
 

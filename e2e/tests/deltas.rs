@@ -1,0 +1,152 @@
+//! Updates that download what has changed: layers rebuilt from the image before and a delta.
+
+use prepull_api::crd::download::DownloadSpec;
+use prepull_api::failure::FailureCode;
+use prepull_e2e::images::delta::{Delta, diff_of};
+use prepull_e2e::prelude::*;
+
+use crate::fetch::Hand;
+
+/// Repository of the versions of an application.
+const REPOSITORY: &str = "team/app";
+
+/// Seeds a version of an application, and returns its reference.
+fn seed(registry: &Registry, image: &Image, tag: &str) -> Result<String> {
+    registry.seed(image, &format!("{REPOSITORY}:{tag}"))
+}
+
+/// Bytes of a delta's diffs that have crossed the link.
+fn delta_bytes(hand: &Hand, delta: &Delta) -> u64 {
+    delta.digests().map(|digest| hand.link.bytes_of(digest)).sum()
+}
+
+#[tokio::test]
+async fn an_update_costs_what_changed() -> Result<()> {
+    let mut hand = Hand::start().await?;
+    let other = Containerd::start("edge-2").await?;
+    let [first, second] = [Image::version("app", 1, 1)?, Image::version("app", 2, 1)?];
+    let v1 = seed(&hand.registry, &first, "v1")?;
+    let v2 = seed(&hand.registry, &second, "v2")?;
+    hand.pulls(&[&v1]).await?;
+    let delta = Delta::between(&first, &second)?;
+    hand.registry.seed_delta(REPOSITORY, &delta)?;
+
+    let before = hand.bytes_of(&second);
+    let summary = hand.pulls(&[&v2]).await?;
+    ensure!(summary.contains("1 pulled"), "{summary}");
+    // The configuration, and the layer of some hundred bytes: its delta would be no smaller.
+    let whole = hand.bytes_of(&second) - before;
+    let by_delta = delta_bytes(&hand, &delta);
+    ensure!(
+        whole < 8 * 1024 && by_delta > 64 * 1024 && by_delta < 160 * 1024,
+        "{whole} and {by_delta} bytes"
+    );
+
+    // The image is the one that the runtime would have pulled.
+    other.pull(&v1, None).await?;
+    other.pull(&v2, None).await?;
+    assert_eq!(hand.containerd.image_status(&v2).await?, other.image_status(&v2).await?);
+    assert_eq!(hand.containerd.snapshots().await?, other.snapshots().await?);
+    assert_eq!(hand.containerd.leases().await?, other.leases().await?, "nothing is held on to");
+    assert_eq!(hand.containerd.ingests().await?, other.ingests().await?);
+    assert_eq!(hand.containerd.check_unpacked(&second).await?, other.check_unpacked(&second).await?);
+    eventually("the tar and the delta are collected", SOON, async || {
+        let labels = hand.containerd.content_labels().await?;
+        let surplus: Vec<_> = delta.digests().filter(|digest| labels.contains_key(*digest)).collect();
+        ensure!(surplus.is_empty(), "{surplus:?}");
+        Ok(())
+    })
+    .await?;
+
+    // A pull with the policy Always downloads nothing, by the runtime and by the agent, also after a restart.
+    hand.containerd.restart().await?;
+    let before = hand.bytes_of(&second);
+    hand.containerd.pull(&v2, None).await?;
+    ensure!(hand.pulls(&[&v2]).await?.contains("1 already there"), "it was there");
+    assert_eq!(hand.bytes_of(&second), before);
+
+    // The next update shares the rebuilt layer, which has no blob, and comes by a delta from it.
+    let [edition, third] = [Image::version("app", 2, 2)?, Image::version("app", 3, 1)?];
+    let next = seed(&hand.registry, &edition, "v2.2")?;
+    hand.pulls(&[&next]).await?;
+    let whole = hand.bytes_of(&edition) - hand.bytes_of(&second);
+    ensure!(whole < 8 * 1024, "{whole} bytes, although only the notes have changed");
+    let v3 = seed(&hand.registry, &third, "v3")?;
+    let delta = Delta::between(&second, &third)?;
+    hand.registry.seed_delta(REPOSITORY, &delta)?;
+    hand.pulls(&[&v3]).await?;
+    let by_delta = delta_bytes(&hand, &delta);
+    ensure!(by_delta > 64 * 1024 && by_delta < 300 * 1024, "{by_delta} bytes");
+    hand.containerd.check_unpacked(&third).await?;
+
+    // What has no blobs can't be exported, until it's fetched whole.
+    let before = hand.bytes_of(&third);
+    hand.pulls(&["--whole", &v3]).await?;
+    ensure!(hand.bytes_of(&third) - before > 8 * MIB, "the layer is fetched");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_useless_delta_costs_the_layer_once() -> Result<()> {
+    let hand = Hand::start().await?;
+    let first = Image::version("lies", 0, 1)?;
+    let v1 = seed(&hand.registry, &first, "v1")?;
+    hand.pulls(&[&v1]).await?;
+    let lies: [(&str, Vec<u8>); 6] = [
+        ("another layer", diff_of(&[(0, b"not the tar of any layer")])?),
+        ("a path outside", diff_of(&[(1, b"../../../../etc/passwd"), (2, &[0x40])])?),
+        ("a file that isn't there", diff_of(&[(1, b"app/none"), (0, b"x")])?),
+        ("no diff", b"garbage".to_vec()),
+        ("too much", diff_of(&[(1, b"app/bin/program"), (0, &[0; 16 * 1024])])?),
+        ("a link", diff_of(&[(1, b"app"), (0, b"x")])?),
+    ];
+    for (version, (lie, diff)) in (1..).zip(&lies) {
+        let image = Image::version("lies", version, 1)?;
+        let reference = seed(&hand.registry, &image, &format!("v{}", version + 1))?;
+        let delta = Delta::lying(&first, &image, diff)?;
+        hand.registry.seed_delta(REPOSITORY, &delta)?;
+        let before = hand.bytes_of(&image);
+        hand.pulls(&[&reference]).await.with_context(|| (*lie).to_owned())?;
+        let whole = hand.bytes_of(&image) - before;
+        ensure!(delta_bytes(&hand, &delta) > 0, "{lie}: the delta wasn't tried");
+        ensure!((12 * MIB..13 * MIB).contains(&whole), "{lie}: {whole} bytes for a layer of 12 MiB");
+        hand.containerd.check_unpacked(&image).await.with_context(|| (*lie).to_owned())?;
+        ensure!(hand.containerd.has_image(&reference).await?, "{lie}");
+        let left = hand.containerd.ingests().await?;
+        ensure!(left.is_empty(), "{lie}: {left:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_job_shows_what_deltas_saved() -> Result<()> {
+    let stage = Stage::with_edges(&["edge-1"]).await?;
+    let registry = Registry::start().await?;
+    let [first, second, third] =
+        [Image::version("job", 1, 1)?, Image::version("job", 2, 1)?, Image::version("job", 3, 1)?];
+    let [v1, v2, v3] =
+        [(&first, "v1"), (&second, "v2"), (&third, "v3")].map(|(image, tag)| seed(&registry, image, tag));
+    let (v1, v2, v3) = (v1?, v2?, v3?);
+    let delta = Delta::between(&first, &second)?;
+    registry.seed_delta(REPOSITORY, &delta)?;
+    let job = |name: &str, image: &str, deltas: &str| {
+        let deltas = Some(deltas.to_owned());
+        stage.cluster.job(name).images([image]).on(["edge-1"]).spec(|spec| {
+            spec.download = Some(DownloadSpec { deltas, ..DownloadSpec::default() });
+            spec.image_pre_pull_template.retry_times = 0;
+        })
+    };
+    job("first", &v1, "Auto").apply().await?.completes().await?;
+    let updated = job("second", &v2, "Require").apply().await?;
+    updated.completes().await?;
+    let image = &updated.node_status("edge-1").await?.image_status[0];
+    let saved = image.facts.delta_saved_bytes.context("nothing is said about the delta")?;
+    ensure!(saved > 11 * MIB && saved < second.size(), "{saved}: {image:?}");
+
+    let refused = job("third", &v3, "Require").apply().await?;
+    refused.fails().await?;
+    let image = &refused.node_status("edge-1").await?.image_status[0];
+    ensure!(image.code == Some(FailureCode::NoDelta), "{image:?}");
+    ensure!(image.reason.contains("no delta"), "{image:?}");
+    Ok(())
+}

@@ -1,0 +1,278 @@
+//! The search for a delta: what has changed between an image on the node and the one that is pulled.
+//!
+//! ```text
+//!  missing layers ≥ 1 MiB? ─▶ an image of this repository here? ─▶ referrers ─▶ from an image that is here, unpacked?
+//!                                                      ─▶ its manifest ─▶ smaller? ─▶ its blobs, in place of the layers
+//! ```
+//!
+//! The manifest of a delta proves nothing, and needn't: a rebuilt layer must have the digest that the image's configuration
+//! gives, like an unpacked one.
+
+use std::fmt::Display;
+
+use prepull_api::download::Deltas as Rule;
+use prepull_api::failure::FailureCode;
+use prepull_api::image::{NormalizedReference, Reference};
+use prepull_delta::manifest::{DeltaManifest, Offer};
+use prepull_registry::manifest::Descriptor;
+use prepull_registry::{RegistryError, Repository};
+use tonic::metadata::{Ascii, MetadataValue};
+
+use super::delta::Deltas;
+use super::fetcher::Fetcher;
+use super::image::ImageParts;
+use super::old_files::OldFiles;
+use super::runtime::Facts;
+use crate::images::puller::{ErrorClass, PullError, PullRequest};
+
+/// Least download that a delta is looked for: below it, the requests cost as much as they save.
+const WORTHWHILE: u64 = 1 << 20;
+/// Most manifests of deltas that we read for an image. A publisher makes deltas from the last few versions, and a node has
+/// one or two of them.
+const MAX_MANIFESTS: usize = 4;
+
+/// The result of a search.
+#[derive(Debug, Default)]
+pub(super) enum Search {
+    /// Too little is missing for a delta.
+    #[default]
+    Needless,
+    Found(Deltas),
+    /// There is none. The reason, if the registry has deltas to this image.
+    None(Option<String>),
+    /// The registry couldn't be asked.
+    Failed(RegistryError),
+}
+
+impl Search {
+    /// The deltas to use under this rule, and the reason for using none of those that there are.
+    ///
+    /// # Errors
+    /// The rule forbids the whole layers.
+    pub(super) fn under(self, rule: Rule) -> Result<(Option<Deltas>, Option<String>), PullError> {
+        let none = |why: Option<String>| {
+            if rule == Rule::Require {
+                let why = why.unwrap_or_else(|| {
+                    "the registry has no delta to it from an image of the node".to_owned()
+                });
+                return Err(required(&why));
+            }
+            Ok((None, why))
+        };
+        match self {
+            Self::Needless => Ok((None, None)),
+            Self::Found(deltas) => Ok((Some(deltas), None)),
+            Self::None(why) => none(why),
+            // It may be there next time.
+            Self::Failed(error) if rule == Rule::Require => Err(error.into()),
+            Self::Failed(error) => Ok((None, Some(format!("the registry gives no list of deltas: {error}")))),
+        }
+    }
+}
+
+/// The failure of an image that may only come by a delta.
+pub(super) fn required(why: &str) -> PullError {
+    let message = format!("spec.download.deltas is Require, and the image can't come by a delta: {why}");
+    PullError::new(ErrorClass::Permanent, message).with_code(FailureCode::NoDelta)
+}
+
+/// An image to pull.
+#[derive(Clone, Copy)]
+pub(super) struct Goal<'a> {
+    pub(super) reference: &'a NormalizedReference,
+    pub(super) image: &'a ImageParts,
+    pub(super) facts: &'a Facts,
+    /// Number of its lowest layers that are there without their blobs.
+    pub(super) unpacked: usize,
+    pub(super) lease: &'a MetadataValue<Ascii>,
+}
+
+impl Fetcher {
+    /// The deltas for a pull, and the reason for using none of those that there are.
+    ///
+    /// # Errors
+    /// The task requires deltas, and there are none.
+    pub(super) async fn deltas_for(
+        &self,
+        request: &PullRequest<'_>,
+        repository: &Repository,
+        goal: &Goal<'_>,
+    ) -> Result<(Option<Deltas>, Option<String>), PullError> {
+        match self.deltas_rule(request)? {
+            Rule::Never => Ok((None, None)),
+            rule => self.find_deltas(repository, goal).await.under(rule),
+        }
+    }
+
+    /// The rule for deltas of a pull.
+    ///
+    /// # Errors
+    /// The task requires what this node doesn't do.
+    fn deltas_rule(&self, request: &PullRequest<'_>) -> Result<Rule, PullError> {
+        let why_not = if !self.settings.deltas {
+            "the node has --deltas=false"
+        } else if request.sandbox.is_some() {
+            "the job has sandbox metadata, so the container runtime pulls the image"
+        } else {
+            return match request.terms.deltas {
+                Rule::Other => {
+                    let message = "spec.download.deltas has a value that only a newer release knows: update edgecore-prepull";
+                    Err(PullError::new(ErrorClass::Permanent, message).with_code(FailureCode::NoDelta))
+                }
+                rule => Ok(rule),
+            };
+        };
+        match request.terms.deltas {
+            Rule::Auto | Rule::Never => Ok(Rule::Never),
+            Rule::Require | Rule::Other => Err(required(why_not)),
+        }
+    }
+
+    /// Looks for a delta to an image from one that is on the node.
+    async fn find_deltas(&self, repository: &Repository, goal: &Goal<'_>) -> Search {
+        let Goal { reference, image, facts, .. } = *goal;
+        let missing = self.missing(goal).await;
+        if missing.iter().map(|layer| layer.size).fold(0, u64::saturating_add) < WORTHWHILE {
+            return Search::Needless;
+        }
+        if !self.has_image_of(reference).await {
+            return Search::None(None);
+        }
+        let Some(document) = image.documents.last() else { return Search::None(None) };
+        match self.search(repository, &document.blob.digest, facts, &missing).await {
+            Ok(Search::Found(deltas)) => self.view(deltas, goal).await,
+            Ok(search) => search,
+            Err(error) => Search::Failed(error),
+        }
+    }
+
+    /// Opens the files of the earlier image, before anything is downloaded that needs them.
+    async fn view(&self, mut deltas: Deltas, Goal { facts, lease, .. }: &Goal<'_>) -> Search {
+        let cannot = |why: &dyn Display| {
+            Search::None(Some(format!("cannot read the files of the earlier image: {why}")))
+        };
+        let old = &mut deltas.old;
+        match self.unpacker.view(&facts.snapshotter, &old.chain, lease).await {
+            Ok((view, directories)) => (old.view, old.directories) = (view, directories),
+            Err(status) => return cannot(&status.message()),
+        }
+        match OldFiles::open(&old.directories) {
+            Ok(_) => Search::Found(deltas),
+            Err(error) => {
+                self.close(&deltas, facts, lease).await;
+                cannot(&error)
+            }
+        }
+    }
+
+    /// Closes the files of the earlier image.
+    pub(super) async fn close(&self, deltas: &Deltas, facts: &Facts, lease: &MetadataValue<Ascii>) {
+        // If that fails, it goes with the lease.
+        let _ = self.unpacker.remove(&facts.snapshotter, &deltas.old.view, lease).await;
+    }
+
+    /// The layers to download, each once.
+    async fn missing<'i>(&self, Goal { image, unpacked, .. }: &Goal<'i>) -> Vec<&'i Descriptor> {
+        let needed = image.above(*unpacked);
+        let mut missing = Vec::new();
+        for layer in image.layers.iter().filter(|layer| needed.contains(layer.digest.as_str())) {
+            if !self.store.has_blob(&layer.digest).await {
+                missing.push(layer);
+            }
+        }
+        missing
+    }
+
+    /// Whether the node has another image of this repository, from any registry.
+    async fn has_image_of(&self, reference: &NormalizedReference) -> bool {
+        let names = self.store.image_names().await.unwrap_or_default();
+        let is_of = |name: &String| {
+            let other = Reference::parse(name);
+            other.is_ok_and(|other| other.normalized().repository() == reference.repository())
+        };
+        names.iter().any(is_of)
+    }
+
+    async fn search(
+        &self,
+        repository: &Repository,
+        manifest: &str,
+        facts: &Facts,
+        missing: &[&Descriptor],
+    ) -> Result<Search, RegistryError> {
+        let (mut failure, mut reason) = (None, None);
+        for place in repository.places() {
+            let referrers = match place.referrers(manifest).await {
+                Ok(referrers) => referrers,
+                Err(error) => {
+                    failure = Some(error);
+                    continue;
+                }
+            };
+            let mut offers = Vec::new();
+            for referrer in &referrers {
+                match read_offer(referrer) {
+                    Ok(Some(offer)) if offer.target == manifest => offers.push((offer, referrer)),
+                    Ok(_) => {}
+                    Err(error) => {
+                        reason = Some(format!("delta {}: {error}", referrer.digest));
+                    }
+                }
+            }
+            let mut fitting = Vec::new();
+            let offered = offers.len();
+            for (offer, referrer) in offers {
+                if let Some(source) = self.unpacked_image(&offer.source_config, facts).await {
+                    fitting.push((offer, referrer, source));
+                }
+            }
+            if fitting.is_empty() && offered > 0 {
+                reason.get_or_insert(format!(
+                    "the registry has {offered} deltas to this image, and none is from an image of the node"
+                ));
+            }
+            // The smallest first; those of other publishers don't announce it.
+            fitting.sort_by_key(|(offer, ..)| offer.download.unwrap_or(u64::MAX));
+            let whole = missing.iter().map(|layer| layer.size).fold(0, u64::saturating_add);
+            let mut best: Option<(u64, Deltas)> = None;
+            for (offer, referrer, source) in fitting.into_iter().take(MAX_MANIFESTS) {
+                let content = repository.manifest(referrer).await?;
+                let parsed = match DeltaManifest::parse(&content) {
+                    Ok(parsed) if parsed.target == manifest => parsed,
+                    Ok(_) => continue,
+                    Err(error) => {
+                        reason = Some(format!("delta {}: {error}", offer.digest));
+                        continue;
+                    }
+                };
+                let Some(deltas) = Deltas::new(&parsed, source, missing) else { continue };
+                let cost = deltas.cost(missing);
+                if best.as_ref().map_or(whole, |(least, _)| *least) > cost {
+                    best = Some((cost, deltas));
+                }
+            }
+            match best {
+                Some((_, deltas)) => return Ok(Search::Found(deltas)),
+                None if offered > 0 => {
+                    reason.get_or_insert("no delta of the registry is smaller than the layers".to_owned());
+                }
+                None => {}
+            }
+        }
+        match (reason, failure) {
+            (None, Some(error)) => Err(error),
+            (reason, _) => Ok(Search::None(reason)),
+        }
+    }
+
+    /// The snapshot with all files of an image, if the node has it unpacked.
+    async fn unpacked_image(&self, config: &str, facts: &Facts) -> Option<String> {
+        let chain = self.store.snapshot_of(config, &facts.snapshotter).await?;
+        self.store.is_unpacked(&facts.snapshotter, &chain).await.then_some(chain)
+    }
+}
+
+fn read_offer(referrer: &Descriptor) -> Result<Option<Offer>, prepull_delta::manifest::ManifestError> {
+    let Descriptor { digest, size, artifact_type, annotations, .. } = referrer;
+    Offer::of_referrer(digest, *size, artifact_type.as_deref(), annotations)
+}

@@ -1,0 +1,93 @@
+//! The files of an earlier image, which layers are rebuilt from.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use prepull_delta::Sources;
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
+use rustix::io::Errno;
+
+/// The files of an image, by the directories of its layers, the highest first.
+pub(super) struct OldFiles(Vec<OwnedFd>);
+
+impl OldFiles {
+    pub(super) fn open(directories: &[PathBuf]) -> io::Result<Self> {
+        let open = |path: &PathBuf| {
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            openat(rustix::fs::CWD, path, flags, Mode::empty())
+                .map_err(|error| io::Error::other(format!("cannot open {}: {error}", path.display())))
+        };
+        directories.iter().map(open).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+impl Sources for OldFiles {
+    type File = File;
+
+    fn open(&mut self, path: &[u8]) -> io::Result<File> {
+        // A named pipe in an image must not block us.
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let inside = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        for directory in &self.0 {
+            match openat2(directory, path, flags, Mode::empty(), inside) {
+                Ok(file) => {
+                    let file = File::from(file);
+                    // A whiteout is a device.
+                    return if file.metadata()?.is_file() {
+                        Ok(file)
+                    } else {
+                        Err(io::Error::new(io::ErrorKind::NotFound, "not a regular file in the old image"))
+                    };
+                }
+                Err(Errno::NOENT | Errno::NOTDIR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(io::Error::new(io::ErrorKind::NotFound, "not in the old image"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn read(files: &mut OldFiles, path: &str) -> Result<String, io::ErrorKind> {
+        let file = files.open(path.as_bytes()).map_err(|error| error.kind())?;
+        Ok(io::read_to_string(file).unwrap())
+    }
+
+    #[test]
+    fn the_highest_layer_wins() {
+        let dir = tempfile::tempdir().unwrap();
+        let [upper, lower, outside] = ["upper", "lower", "outside"].map(|name| dir.path().join(name));
+        for path in [&upper, &lower, &outside] {
+            fs::create_dir_all(path.join("etc")).unwrap();
+        }
+        fs::write(upper.join("etc/a"), "new").unwrap();
+        fs::write(lower.join("etc/a"), "old").unwrap();
+        fs::write(lower.join("etc/b"), "below").unwrap();
+        fs::write(outside.join("secret"), "secret").unwrap();
+        fs::create_dir(upper.join("etc/c")).unwrap();
+        fs::write(lower.join("etc/c"), "hidden by a directory").unwrap();
+        symlink(outside.join("secret"), lower.join("etc/link")).unwrap();
+        symlink(&outside, lower.join("dir")).unwrap();
+        let mut files = OldFiles::open(&[upper, lower]).unwrap();
+        assert_eq!(read(&mut files, "etc/a").as_deref(), Ok("new"));
+        assert_eq!(read(&mut files, "etc/b").as_deref(), Ok("below"));
+        for hidden in ["etc/c", "etc/none"] {
+            assert_eq!(read(&mut files, hidden), Err(io::ErrorKind::NotFound), "{hidden}");
+        }
+        for outside in
+            ["../outside/secret", "/etc/passwd", "etc/link", "dir/secret", "etc/../../outside/secret"]
+        {
+            assert!(read(&mut files, outside).is_err(), "{outside}");
+        }
+    }
+}
