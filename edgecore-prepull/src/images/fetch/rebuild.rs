@@ -125,7 +125,9 @@ impl Download<'_> {
             Ok(()) => Ok(tar(written)),
             Err(WriteError::Mismatch { .. }) => {
                 self.discard_tar(&blob).await;
-                Err(Failure::Useless("the delta gives a layer with another digest than that in the image".to_owned()))
+                Err(Failure::Useless(
+                    "the delta gives a layer with another digest than that in the image".to_owned(),
+                ))
             }
             Err(error) => Err(Failure::Stop(self.refused(error))),
         }
