@@ -14,7 +14,7 @@ say() { printf '==> %s\n' "$*"; }
 # Beginnings of the names of tests. Pulls, bytes and digests; credentials; resuming after cuts, kills and deadlines;
 # leases, and removal of unused content; pins; layers that are passed on while they arrive.
 topics=(
-  pulls:: tries:: policies:: overriders:: fetch:: fetch_access:: unpacking::
+  pulls:: tries:: policies:: overriders:: fetch:: fetch_access:: unpacking:: deltas::
   secrets:: credential_providers::
   links:: stalls:: restarts:: deletion:: pins::
   site_streams::readers_go_on
