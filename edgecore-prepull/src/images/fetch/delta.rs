@@ -1,4 +1,4 @@
-//! What a registry offers in place of layers: deltas, and the files of the image that they start from.
+//! Offers of a registry in place of layers: deltas, and the files of the image that they start from.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
