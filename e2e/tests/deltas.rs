@@ -1,9 +1,14 @@
 //! Updates that download what has changed: layers rebuilt from the image before and a delta.
 
+use std::path::Path;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use prepull_api::crd::download::DownloadSpec;
 use prepull_api::failure::FailureCode;
 use prepull_e2e::images::delta::{Delta, diff_of};
 use prepull_e2e::prelude::*;
+use serde_json::json;
 
 use crate::fetch::Hand;
 
@@ -83,6 +88,33 @@ async fn an_update_costs_what_changed() -> Result<()> {
     let before = hand.bytes_of(&third);
     hand.pulls(&["--whole", &v3]).await?;
     ensure!(hand.bytes_of(&third) - before > 8 * MIB, "the layer is fetched");
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_plugins_delta_updates_a_node() -> Result<()> {
+    let hand = Hand::start_on(Registry::start().user("alice", &password("alice")), None).await?;
+    let [first, second] = [Image::version("made", 1, 1)?, Image::version("made", 2, 1)?];
+    let v1 = seed(&hand.registry, &first, "v1")?;
+    let v2 = seed(&hand.registry, &second, "v2")?;
+    let (host, user, secret) = hand.registry.login("alice")?;
+    let auth = STANDARD.encode(format!("{user}:{secret}"));
+    let file = Place::here()?.new_dir("docker")?.join("config.json");
+    std::fs::write(&file, json!({ "auths": { host: { "auth": auth } } }).to_string())?;
+    let (config, file) = ("--docker-config", file.display().to_string());
+    hand.pulls(&["--docker-config", &file, &v1]).await?;
+
+    // It needs no cluster, and pushes only with a login.
+    let me = Person::new(Path::new("/there/is/none"));
+    me.runs(&format!("delta {v1} {v2}")).await?.is(1, &["401"])?;
+    me.runs(&format!("delta {v1} {v2} {config} {file} --dry-run")).await?.is(0, &["--dry-run"])?;
+    me.runs(&format!("delta {v1} {v2} {config} {file}")).await?.is(0, &["as differences"])?;
+
+    let before = hand.bytes_of(&second);
+    hand.pulls(&["--docker-config", &file, &v2]).await?;
+    let whole = hand.bytes_of(&second) - before;
+    ensure!(whole < 8 * 1024, "{whole} bytes of the layers, although there is a delta");
+    assert_eq!(hand.containerd.check_unpacked(&second).await?, 3);
     Ok(())
 }
 
