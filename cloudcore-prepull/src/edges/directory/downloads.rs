@@ -38,16 +38,14 @@ struct Download {
 impl Downloads {
     /// Notes the progress of a task.
     pub(super) fn note(&mut self, progress: &Progress, now: Timestamp) {
-        let Some(download) = self.of(&progress.task, now) else { return };
+        let download = self.follow(&progress.task, now);
         progress.images.iter().for_each(|image| download.count(image));
         download.mark(now);
     }
 
     /// Notes that the site of the node shares the layers of the task.
     pub(super) fn share(&mut self, task: &TaskId, now: Timestamp) {
-        if let Some(download) = self.of(task, now) {
-            download.is_shared = true;
-        }
+        self.follow(task, now).is_shared = true;
     }
 
     /// Forgets a task that has ended.
@@ -66,17 +64,31 @@ impl Downloads {
         rates.filter(|rate| rate.bytes_per_second > 0).collect()
     }
 
-    fn of(&mut self, task: &TaskId, now: Timestamp) -> Option<&mut Download> {
+    fn follow(&mut self, task: &TaskId, now: Timestamp) -> &mut Download {
         let known = self.0.iter().position(|download| download.task == *task);
-        if known.is_none() && self.0.len() < MAX_TASKS {
-            let (task, images, marks) = (task.clone(), Vec::new(), VecDeque::new());
-            self.0.push(Download { task, is_shared: false, images, total: 0, heard: now, marks });
+        let at = known.unwrap_or_else(|| self.add(Download::new(task.clone(), now)));
+        &mut self.0[at]
+    }
+
+    /// Takes in a task, if there are too many in place of the one that was silent for the longest time: blobs of a task may be
+    /// reported after its end.
+    fn add(&mut self, new: Download) -> usize {
+        if self.0.len() < MAX_TASKS {
+            self.0.push(new);
+            return self.0.len() - 1;
         }
-        self.0.iter_mut().find(|download| download.task == *task)
+        let silent = self.0.iter().enumerate().min_by_key(|(_, download)| download.heard);
+        let at = silent.map_or(0, |(at, _)| at);
+        self.0[at] = new;
+        at
     }
 }
 
 impl Download {
+    fn new(task: TaskId, heard: Timestamp) -> Self {
+        Self { task, is_shared: false, images: Vec::new(), total: 0, heard, marks: VecDeque::new() }
+    }
+
     /// Counts the bytes since the last report. The first one of an image may have bytes of an earlier attempt.
     fn count(&mut self, image: &ImageProgress) {
         let Some(bytes) = image.bytes else { return };
@@ -175,6 +187,20 @@ mod tests {
         assert!(downloads.rates(at(10))[0].shared);
         downloads.end(&task(1));
         assert_eq!(downloads.rates(at(10)), []);
+    }
+
+    #[test]
+    fn late_blobs_of_ended_tasks_hide_no_other() {
+        let mut downloads = Downloads::default();
+        for number in 0..9 {
+            downloads.note(&progress(number, 0, ImagePhase::Pulling, 0), at(i64::from(number)));
+            downloads.end(&task(number));
+            downloads.share(&task(number), at(i64::from(number)));
+        }
+        for (second, done) in [(20, 0), (30, 1000)] {
+            downloads.note(&progress(9, 0, ImagePhase::Pulling, done), at(second));
+        }
+        assert_eq!(rate(&downloads, 30), 100);
     }
 
     #[test]
