@@ -83,10 +83,10 @@ async fn a_job_learns_nothing_of_foreign_secrets() -> Result<()> {
     // The owner of cloudcore gets the problem of each.
     let log = std::fs::read_to_string(cluster.place().log_file("cloudcore-prepull"))?;
     for detail in [
-        "bank/unannotated: nobody is allowed to use it",
+        "bank/unannotated: its owner has allowed no use of it",
         "bank/for-others: only \\\"payroll,night-*\\\" is allowed to use it",
         "bank/malformed: the annotation prepull.kubeedge.io/allow has \\\"Everybody!\\\", which is no name",
-        "bank/opaque: nobody is allowed to use it",
+        "bank/opaque: its owner has allowed no use of it",
         "secret bank/missing does not exist",
     ] {
         let plain = detail.replace('\\', "");

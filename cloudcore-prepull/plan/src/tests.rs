@@ -562,7 +562,7 @@ async fn a_missing_consent_is_shown_with_its_remedy() {
     let (error, result) = of(SECRETS).await;
     assert_eq!(
         error,
-        "secret default/secret: nobody is allowed to use it: kubectl prepull allow default/secret sample"
+        "secret default/secret: its owner has allowed no use of it: kubectl prepull allow default/secret sample"
     );
     assert!(result.unwrap_err().contains("no usable credentials for harbor.docker.hub/jili/example:v1.0.0"));
     let (error, _) = of(&with("prepull.kubeedge.io/allow: \"a, b-*\"")).await;

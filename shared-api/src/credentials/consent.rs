@@ -63,8 +63,8 @@ pub enum ConsentError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// There is no annotation [`ALLOW`], or an empty one.
-    #[error("nobody is allowed to use it")]
-    Nobody,
+    #[error("its owner has allowed no use of it")]
+    Unannotated,
     /// Others are allowed.
     #[error("only {0:?} is allowed to use it")]
     Others(String),
@@ -87,7 +87,7 @@ impl Consent {
         match &self.users {
             Err(error) => Err(Refusal::Malformed(error.clone())),
             Ok(users) if users.iter().any(|pattern| pattern.matches(user)) => Ok(()),
-            Ok(users) if users.is_empty() => Err(Refusal::Nobody),
+            Ok(users) if users.is_empty() => Err(Refusal::Unannotated),
             Ok(_) => Err(Refusal::Others(abbreviate(&self.text))),
         }
     }
@@ -232,7 +232,7 @@ mod tests {
     fn a_refusal_names_the_annotation_to_write() {
         let job = SecretUser::Job("new");
         let (nobody, others) = (consent(None, None), consent(Some("a, b-*"), None));
-        assert_eq!(nobody.check(job).unwrap_err().to_string(), "nobody is allowed to use it");
+        assert_eq!(nobody.check(job).unwrap_err().to_string(), "its owner has allowed no use of it");
         assert_eq!(others.check(job).unwrap_err().to_string(), "only \"a, b-*\" is allowed to use it");
         assert_eq!(nobody.extended_by(SecretUser::NodeImage("edge-1")).as_deref(), Some("nodeimage/edge-1"));
         assert_eq!(others.extended_by(job).as_deref(), Some("a, b-*,new"));

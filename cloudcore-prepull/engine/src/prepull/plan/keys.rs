@@ -253,7 +253,7 @@ fn allowed(
         let remedy = match refusal {
             // The owner must correct the annotation first, as the refusal explains.
             Refusal::Malformed(_) => String::new(),
-            Refusal::Nobody | Refusal::Others(_) => format!(": {}", allow(secret, user)),
+            Refusal::Unannotated | Refusal::Others(_) => format!(": {}", allow(secret, user)),
         };
         return Err(withheld(secret, user, format!("secret {secret}: {refusal}{remedy}")));
     }

@@ -600,7 +600,7 @@ mod consent {
             (SecretLookup::Missing, "secret bank/harbor does not exist"),
             (
                 docker(HARBOR, &[]),
-                "secret bank/harbor: nobody is allowed to use it: kubectl prepull allow bank/harbor \
+                "secret bank/harbor: its owner has allowed no use of it: kubectl prepull allow bank/harbor \
                  release",
             ),
             (
@@ -616,12 +616,12 @@ mod consent {
             ),
             (
                 secret("Opaque", HARBOR, &[]),
-                "secret bank/harbor: nobody is allowed to use it: kubectl prepull allow bank/harbor \
+                "secret bank/harbor: its owner has allowed no use of it: kubectl prepull allow bank/harbor \
                  release",
             ),
             (
                 docker("{", &[]),
-                "secret bank/harbor: nobody is allowed to use it: kubectl prepull allow bank/harbor \
+                "secret bank/harbor: its owner has allowed no use of it: kubectl prepull allow bank/harbor \
                  release",
             ),
         ];
