@@ -215,10 +215,14 @@ impl<P: Puller> Fetching<P> {
             // with the lease.
             let _ = fetcher.unpacker.remove(&snapshotter, &key, &lease).await;
         }
-        let unpacked = fetcher.unpacked(&repository, &image, &facts).await;
-        let goal = Goal { reference: &reference, image: &image, facts: &facts, unpacked, lease: &lease };
+        let mut layers = fetcher.layers(&repository, &image, &facts).await;
+        let goal =
+            Goal { reference: &reference, image: &image, facts: &facts, layers: &layers, lease: &lease };
         let (deltas, no_delta) = fetcher.deltas_for(&request, &repository, &goal).await?;
-        let layers: Arc<[_]> = fetcher.layers(&image, unpacked, deltas.as_ref()).await.into();
+        if let Some(deltas) = &deltas {
+            fetcher.put_deltas(&mut layers, deltas).await;
+        }
+        let layers: Arc<[_]> = layers.into();
         let watched = fetcher.downloads.begin(request.reference, Arc::clone(&layers));
         let applicant = Applicant {
             reference: request.reference,

@@ -19,6 +19,7 @@ use prepull_registry::{RegistryError, Repository};
 use tonic::metadata::{Ascii, MetadataValue};
 
 use super::delta::Deltas;
+use super::downloads::Layer;
 use super::fetcher::Fetcher;
 use super::image::ImageParts;
 use super::old_files::OldFiles;
@@ -82,8 +83,7 @@ pub(super) struct Goal<'a> {
     pub(super) reference: &'a NormalizedReference,
     pub(super) image: &'a ImageParts,
     pub(super) facts: &'a Facts,
-    /// Number of its lowest layers that are there without their blobs.
-    pub(super) unpacked: usize,
+    pub(super) layers: &'a [Layer],
     pub(super) lease: &'a MetadataValue<Ascii>,
 }
 
@@ -130,8 +130,9 @@ impl Fetcher {
 
     /// Looks for a delta to an image from one that is on the node.
     async fn find_deltas(&self, repository: &Repository, goal: &Goal<'_>) -> Search {
-        let Goal { reference, image, facts, .. } = *goal;
-        let missing = self.missing(goal).await;
+        let Goal { reference, image, facts, layers, .. } = *goal;
+        let missing = layers.iter().filter(|layer| layer.is_missing()).map(|layer| &layer.descriptor);
+        let missing: Vec<&Descriptor> = missing.collect();
         if missing.iter().map(|layer| layer.size).fold(0, u64::saturating_add) < WORTHWHILE {
             return Search::Needless;
         }
@@ -169,18 +170,6 @@ impl Fetcher {
     pub(super) async fn close(&self, deltas: &Deltas, facts: &Facts, lease: &MetadataValue<Ascii>) {
         // If that fails, it goes with the lease.
         let _ = self.unpacker.remove(&facts.snapshotter, &deltas.old.view, lease).await;
-    }
-
-    /// The layers to download, each once.
-    async fn missing<'i>(&self, Goal { image, unpacked, .. }: &Goal<'i>) -> Vec<&'i Descriptor> {
-        let needed = image.above(*unpacked);
-        let mut missing = Vec::new();
-        for layer in image.layers.iter().filter(|layer| needed.contains(layer.digest.as_str())) {
-            if !self.store.has_blob(&layer.digest).await {
-                missing.push(layer);
-            }
-        }
-        missing
     }
 
     /// Whether the node has another image of this repository, from any registry.

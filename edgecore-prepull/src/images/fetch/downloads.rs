@@ -106,6 +106,28 @@ pub(super) struct Layer {
 }
 
 impl Layer {
+    pub(super) fn new(descriptor: Descriptor, flight: Arc<Flight>, there: u64) -> Self {
+        flight.set_written(there);
+        Self { descriptor, delta: None, flight, there, is_needless: false, whole: OnceLock::new() }
+    }
+
+    /// Has nothing downloaded for it: it's unpacked.
+    pub(super) fn leave_out(&mut self) {
+        (self.is_needless, self.there) = (true, self.descriptor.size);
+        self.flight.set_written(self.there);
+    }
+
+    /// Has a delta downloaded in its place.
+    pub(super) fn come_by(&mut self, delta: Delta, flight: Arc<Flight>, there: u64) {
+        flight.set_written(there);
+        (self.delta, self.flight, self.there) = (Some(delta), flight, there);
+    }
+
+    /// Whether some of what is to be downloaded isn't there.
+    pub(super) fn is_missing(&self) -> bool {
+        self.there < self.blob().size
+    }
+
     /// The blob to download.
     pub(super) fn blob(&self) -> &Descriptor {
         self.delta.as_ref().map_or(&self.descriptor, |delta| &delta.blob)

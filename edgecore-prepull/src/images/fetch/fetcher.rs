@@ -1,7 +1,7 @@
 //! The state of all fetches of the node, and finding out which layers are there.
 
 use std::num::NonZeroU64;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::stream::{self, StreamExt};
 use prepull_registry::manifest::Descriptor;
@@ -9,7 +9,7 @@ use prepull_registry::{HostsFiles, Proxies, RegistryClient, Repository, Settings
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 
 use super::FetchSettings;
-use super::delta::{Delta, Deltas};
+use super::delta::Deltas;
 use super::downloads::{Downloads, Layer};
 use super::flights::Flights;
 use super::image::ImageParts;
@@ -122,45 +122,56 @@ impl Fetcher {
         new
     }
 
-    /// The layers of an image, with the bytes that we have of each. The lowest `unpacked` ones aren't needed.
+    /// The layers of an image, with the bytes that we have of each.
     pub(super) async fn layers(
         &self,
+        repository: &Repository,
         image: &ImageParts,
-        unpacked: usize,
-        deltas: Option<&Deltas>,
+        facts: &Facts,
     ) -> Vec<Layer> {
         let ingests = self.store.ingests().await.unwrap_or_default();
-        let needed = image.above(unpacked);
         let layer = |index: usize| {
             let descriptor = image.layers[index].clone();
-            // The runtime requests none that is unpacked.
-            let is_needless = !needed.contains(descriptor.digest.as_str());
-            let delta = deltas.and_then(|deltas| deltas.of(&descriptor.digest)).cloned();
-            let Descriptor { digest, size, .. } =
-                delta.as_ref().map_or(&descriptor, |delta| &delta.blob).clone();
-            let flight = self.flights.of(&digest);
-            let ingest = ingests.get(&digest).map_or(0, |ingest| ingest.offset);
+            let flight = self.flights.of(&descriptor.digest);
+            let ingest = ingests.get(&descriptor.digest).map_or(0, |ingest| ingest.offset);
             async move {
-                let whole = is_needless || self.store.has_blob(&digest).await;
-                let there = if whole { size } else { ingest.min(size) };
-                flight.set_written(there);
-                if let Some(room) = delta.as_ref().and_then(Delta::room) {
-                    flight.ask_unpacked(std::future::ready(room)).await;
-                }
-                Layer { descriptor, delta, flight, there, is_needless, whole: OnceLock::new() }
+                let has_blob = self.store.has_blob(&descriptor.digest).await;
+                let there = if has_blob { descriptor.size } else { ingest.min(descriptor.size) };
+                Layer::new(descriptor, flight, there)
             }
         };
-        stream::iter((0..image.layers.len()).map(layer)).buffered(AHEAD).collect().await
+        let layers = stream::iter((0..image.layers.len()).map(layer)).buffered(AHEAD);
+        let mut layers: Vec<Layer> = layers.collect().await;
+        let has_gap = layers.iter().any(Layer::is_missing);
+        let may_lack_blobs =
+            facts.discards_layers || (has_gap && self.settings.deltas && self.store.has_rebuilt().await);
+        if may_lack_blobs {
+            let needed = image.above(self.unpacked(repository, image, facts).await);
+            // The runtime requests none that is unpacked.
+            let needless = |layer: &&mut Layer| !needed.contains(layer.descriptor.digest.as_str());
+            layers.iter_mut().filter(needless).for_each(Layer::leave_out);
+        }
+        layers
     }
 
-    /// Number of layers, counted from the lowest one, that the snapshotter has unpacked and that may have no blob: the
-    /// runtime has discarded it, or the layer was rebuilt from a delta. 0 on a node that has all blobs.
-    pub(super) async fn unpacked(&self, repository: &Repository, image: &ImageParts, facts: &Facts) -> usize {
-        let may_lack_blobs =
-            facts.discards_layers || (self.settings.deltas && self.store.has_rebuilt().await);
-        if !may_lack_blobs {
-            return 0;
+    /// Has deltas downloaded in place of layers.
+    pub(super) async fn put_deltas(&self, layers: &mut [Layer], deltas: &Deltas) {
+        let ingests = self.store.ingests().await.unwrap_or_default();
+        for layer in layers {
+            let Some(delta) = deltas.of(&layer.descriptor.digest).cloned() else { continue };
+            let Descriptor { digest, size, .. } = &delta.blob;
+            let (flight, ingest) = (self.flights.of(digest), ingests.get(digest));
+            let offset = ingest.map_or(0, |ingest| ingest.offset.min(*size));
+            let there = if self.store.has_blob(digest).await { *size } else { offset };
+            if let Some(room) = delta.room() {
+                flight.ask_unpacked(std::future::ready(room)).await;
+            }
+            layer.come_by(delta, flight, there);
         }
+    }
+
+    /// Number of layers, counted from the lowest one, that the snapshotter has unpacked.
+    async fn unpacked(&self, repository: &Repository, image: &ImageParts, facts: &Facts) -> usize {
         let config = self.config(repository, image).await.unwrap_or_default();
         let mut unpacked = 0;
         for diff in diffs(&config) {

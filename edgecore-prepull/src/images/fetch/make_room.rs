@@ -265,6 +265,6 @@ fn blobs_of(image: &ImageParts) -> BTreeSet<String> {
 
 /// The layers of an image that were missing when its pull began.
 fn awaited<'a>(layers: &'a [Layer], repository: Option<&'a Repository>) -> impl Iterator<Item = Awaited<'a>> {
-    let missing = layers.iter().filter(|layer| layer.there < layer.blob().size);
+    let missing = layers.iter().filter(|layer| layer.is_missing());
     missing.map(move |layer| Awaited { layer: layer.blob(), flight: &layer.flight, repository })
 }
