@@ -34,6 +34,8 @@ pub struct Consent {
     /// The annotation [`ALLOW`] as it is written, trimmed.
     text: String,
     users: Result<Vec<UserPattern>, ConsentError>,
+    /// The annotation [`ALLOW_HOSTS`] as it is written, trimmed.
+    hosts_text: String,
     hosts: Result<Vec<RegistryPattern>, ConsentError>,
 }
 
@@ -79,7 +81,8 @@ impl Consent {
         let text = |key| annotations.get(key).map_or("", |text| text.trim());
         let users = entries(text(ALLOW)).map(UserPattern::parse).collect();
         let host = |entry| RegistryPattern::parse(entry).map_err(|_| ConsentError::Host(abbreviate(entry)));
-        Self { text: text(ALLOW).to_owned(), users, hosts: entries(text(ALLOW_HOSTS)).map(host).collect() }
+        let hosts = entries(text(ALLOW_HOSTS)).map(host).collect();
+        Self { text: text(ALLOW).to_owned(), users, hosts_text: text(ALLOW_HOSTS).to_owned(), hosts }
     }
 
     /// Whether the Secret may be used by this one.
@@ -102,6 +105,18 @@ impl Consent {
     pub fn extended_by(&self, user: SecretUser<'_>) -> Option<String> {
         let users = self.users.as_ref().ok()?;
         Some(if users.is_empty() { user.to_string() } else { format!("{},{user}", self.text) })
+    }
+
+    /// The value of [`ALLOW_HOSTS`] that also lets wildcard entries serve this host. `None` if the host is listed.
+    ///
+    /// # Errors
+    /// The annotation must be corrected first.
+    pub fn extended_to(&self, host: &str) -> Result<Option<String>, ConsentError> {
+        let hosts = self.hosts.as_ref().map_err(Clone::clone)?;
+        if entries(&self.hosts_text).any(|listed| listed == host) {
+            return Ok(None);
+        }
+        Ok(Some(if hosts.is_empty() { host.to_owned() } else { format!("{},{host}", self.hosts_text) }))
     }
 }
 
@@ -226,6 +241,20 @@ mod tests {
         let bad = consent(Some("*"), Some("a.example.com, b c:x"));
         assert_eq!(bad.check_wildcards(&of("a.example.com/app")), Err(ConsentError::Host("c:x".to_owned())));
         assert_eq!(bad.check(SecretUser::Job("a")), Ok(()), "entries without a wildcard are not concerned");
+    }
+
+    #[test]
+    fn hosts_are_added_once_and_to_readable_lists() {
+        for (hosts, host, expected) in [
+            (None, "a.example", Some("a.example")),
+            (Some("a.example b.example"), "c.example", Some("a.example b.example,c.example")),
+            (Some("a.example, b.example"), "b.example", None),
+        ] {
+            let extended = consent(None, hosts).extended_to(host);
+            assert_eq!(extended, Ok(expected.map(str::to_owned)), "{hosts:?} {host}");
+        }
+        let bad = consent(None, Some("c:x")).extended_to("a.example");
+        assert_eq!(bad, Err(ConsentError::Host("c:x".to_owned())));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt;
@@ -90,17 +90,11 @@ fn consent(metadata: &ObjectMeta, users: &[String], hosts: &[String]) -> anyhow:
         }
     }
     for host in hosts {
-        let listed = annotations.entry(ALLOW_HOSTS.to_owned()).or_default();
-        let entries =
-            || listed.split(|c: char| c == ',' || c.is_whitespace()).filter(|entry| !entry.is_empty());
         RegistryPattern::parse(host).map_err(|error| WrongUsage(format!("--host {host}: {error}")))?;
-        if let Some(bad) = entries().find(|entry| RegistryPattern::parse(entry).is_err()) {
-            bail!(
-                "the annotation {ALLOW_HOSTS} has {bad:?}, which is no registry. Correct it first: kubectl edit secret"
-            );
-        }
-        if entries().all(|entry| entry != host) {
-            *listed = if listed.is_empty() { host.clone() } else { format!("{listed},{host}") };
+        let extended = Consent::from_annotations(&annotations).extended_to(host);
+        let corrected = |error| anyhow!("{error}. Correct it first: kubectl edit secret");
+        if let Some(value) = extended.map_err(corrected)? {
+            annotations.insert(ALLOW_HOSTS.to_owned(), value);
         }
     }
     let changed: BTreeMap<_, _> =
