@@ -100,6 +100,7 @@ fn state_of(job: &ImagePrePullJob, view: &View) -> &'static str {
     match view {
         // The refusal of an edit is part of the reason, and the job goes on as before.
         _ if is_refused && view.nodes.desired == 0 && view.phase == JobPhase::Failure => "Refused",
+        View { paused: true, is_over: false, .. } => "Paused",
         View { suspended: true, is_over: false, .. } => "Suspended",
         _ => phase_of(view).0,
     }
@@ -145,5 +146,7 @@ mod tests {
         ] {
             assert_eq!(state(&spec(suspend), &status), expected, "{status}");
         }
+        let paused = json!({ "imagePrePullTemplate": { "images": ["a:1"] }, "pause": true });
+        assert_eq!(state(&paused, &status("InProgress", 2, 0, "True")), "Paused");
     }
 }
