@@ -1,5 +1,5 @@
 //! `kubectl prepull`: for the people who run image pre-pull jobs. It talks to the Kubernetes API with the rights of the
-//! person who calls it; `delta` alone talks to registries instead.
+//! person who calls it. Only `delta` and `plan --sizes` talk to registries.
 //!
 //! ```text
 //!  cli ─▶ run ─▶ cluster (kubeconfig) ─▶ commands::NAME ─▶ jobs (read, patch) ─▶ Kubernetes API

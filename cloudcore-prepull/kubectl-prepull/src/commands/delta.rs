@@ -5,7 +5,7 @@
 //!                                                                        └▶ report ─▶ view (a table, or -o json)
 //! ```
 //!
-//! The only command that talks to registries, and not to the API server. That is all in `registry`.
+//! It talks to registries, and not to the API server. That is all in `registry`.
 
 mod credentials;
 mod pair;
