@@ -100,10 +100,10 @@ impl Image {
         })
     }
 
-    /// A version of an application: a layer that all versions share, a layer with a library and a program of 8 MiB, with
+    /// A version of an application: busybox, which all versions share, a layer with a library and a program of 8 MiB, with
     /// 64 KiB that each version changes, and a small layer with the release notes of this `edition`.
     pub fn version(name: &str, version: u64, edition: u64) -> Result<Self> {
-        cached(&format!("version-{name}-{version}-{edition}"), |layout| {
+        cached(&format!("release-{name}-{version}-{edition}"), |layout| {
             let changed = usize::try_from(version)? * 128 * 1024;
             let mut program = random(&format!("{name}/program"), 8 * MIB);
             program[changed..changed + 64 * 1024]
@@ -111,7 +111,7 @@ impl Image {
             let library = random(&format!("{name}/library"), 4 * MIB);
             let notes = format!("{name} {version}.{edition}\n");
             let layers = [
-                layout.random_layer(&format!("{name}/base"), MIB)?,
+                layout.busybox_layer()?,
                 layout.files_layer(&[("app/bin/program", &program), ("app/lib/library", &library)])?,
                 layout.file_layer("app/notes", notes.as_bytes())?,
             ];

@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use prepull_api::task::KubeletRecord;
+use prepull_e2e::images::delta::Delta;
 use prepull_e2e::kubernetes::Fate::{Asks, Runs};
 use prepull_e2e::kubernetes::{Installation, pods};
 use prepull_e2e::prelude::*;
@@ -65,6 +66,16 @@ async fn pods_start_while_the_registry_is_off() -> Result<()> {
     let image = status.image("edge-1", &begun).context("no status")?;
     assert_eq!(image.facts.kubelet_record, Some(KubeletRecord::NoCredentials), "{image:?}");
 
+    // An update that came as a delta, which the agent in its pod applied to the image before.
+    let versions = [Image::version("offline", 1, 1)?, Image::version("offline", 2, 1)?];
+    let first = shop.seed(&versions[0], "team/updated:v1")?;
+    ahead("before", &first).completes().await?;
+    let updated = shop.seed(&versions[1], "team/updated:v2")?;
+    shop.seed_delta("team/updated", &Delta::between(&versions[0], &versions[1])?)?;
+    let status = ahead("updated", &updated).completes().await?;
+    let image = status.image("edge-1", &updated).context("no status")?;
+    ensure!(image.facts.delta_saved_bytes.is_some_and(|saved| saved > 11 * MIB), "{image:?}");
+
     // `why` warns in advance.
     let why = Person::new(cluster.kubeconfig()).runs("why edge-1 recorded").await?;
     why.is(0, &["a record of it from another repository"])?;
@@ -73,6 +84,7 @@ async fn pods_start_while_the_registry_is_off() -> Result<()> {
     let table = [
         ("NeverVerifyPreloadedImages", &plain, false, Runs),
         ("NeverVerifyPreloadedImages", &plain, true, Runs),
+        ("NeverVerifyPreloadedImages", &updated, false, Runs),
         ("NeverVerifyPreloadedImages", &recorded, false, Asks),
         ("NeverVerifyPreloadedImages", &recorded, true, Asks),
         ("NeverVerifyPreloadedImages", &begun, true, Asks),
