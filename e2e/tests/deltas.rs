@@ -151,6 +151,46 @@ async fn a_useless_delta_costs_the_layer_once() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_registry_without_the_delta_costs_the_layer() -> Result<()> {
+    let hand = Hand::start().await?;
+    let first = Image::version("lost", 0, 1)?;
+    hand.pulls(&[&seed(&hand.registry, &first, "v1")?]).await?;
+    for (version, (part, status)) in (1..).zip([
+        ("list", 500),
+        ("manifest", 404),
+        ("manifest", 500),
+        ("diff", 404),
+        ("diff", 500),
+        ("diff", 200),
+    ]) {
+        let image = Image::version("lost", version, 1)?;
+        let reference = seed(&hand.registry, &image, &format!("v{}", version + 1))?;
+        let delta = Delta::between(&first, &image)?;
+        hand.registry.seed_delta(REPOSITORY, &delta)?;
+        let on = match part {
+            "list" => "/manifests/sha256-".to_owned(),
+            "manifest" => delta.manifest_digest(),
+            _ => delta.digests().next().context("no diff")?.to_owned(),
+        };
+        if status == 200 {
+            hand.link.damage(&on);
+        } else {
+            hand.link.fail_next_on(&on, 100, status);
+        }
+        let before = hand.bytes_of(&image);
+        hand.pulls(&["--retries", "0", &reference]).await.with_context(|| format!("{part} {status}"))?;
+        let whole = hand.bytes_of(&image) - before;
+        ensure!(
+            (12 * MIB..13 * MIB).contains(&whole),
+            "{part} {status}: {whole} bytes for a layer of 12 MiB"
+        );
+        hand.containerd.check_unpacked(&image).await.with_context(|| format!("{part} {status}"))?;
+        hand.link.stop_failing();
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_job_shows_what_deltas_saved() -> Result<()> {
     let stage = Stage::with_edges(&["edge-1"]).await?;
     let registry = Registry::start().await?;

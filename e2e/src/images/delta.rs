@@ -82,6 +82,11 @@ impl Delta {
         self.blobs.iter().map(|(_, blob)| blob.len() as u64).sum::<u64>() - 2
     }
 
+    /// Digest of its manifest.
+    pub fn manifest_digest(&self) -> String {
+        layout::sha256(&self.manifest)
+    }
+
     /// Digests of its diffs.
     pub fn digests(&self) -> impl Iterator<Item = &str> {
         self.blobs.iter().map(|(digest, _)| digest.as_str())
@@ -97,7 +102,7 @@ impl Delta {
         let entry: Value = json!({
             "mediaType": "application/vnd.oci.image.manifest.v1+json",
             "artifactType": names::ARTIFACT_TYPE,
-            "digest": layout::sha256(&self.manifest), "size": self.manifest.len(),
+            "digest": self.manifest_digest(), "size": self.manifest.len(),
             "annotations": { names::TARGET: self.target, names::SOURCE_CONFIG: self.config },
         });
         let index = json!({

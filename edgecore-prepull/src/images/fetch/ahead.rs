@@ -5,6 +5,7 @@
 
 use std::collections::HashSet;
 
+use prepull_api::failure::FailureCode;
 use prepull_registry::manifest::Descriptor;
 use tokio::sync::watch;
 use tonic::Status;
@@ -13,11 +14,12 @@ use super::delta::{Delta, OldImage};
 use super::deltas::required;
 use super::download::Download;
 use super::downloads::Layer;
+use super::flights::Flight;
 use super::image::blob;
 use super::rebuild::Failure;
 use super::stop::Stop;
 use super::unpacked::{Diff, diffs};
-use crate::images::containerd::{BlobKind, Unpack};
+use crate::images::containerd::{Blob, BlobKind, Unpack};
 use crate::images::puller::cri::{is_connection_failure, to_pull_error};
 
 /// The digests of the blobs of an image that have arrived in the content store.
@@ -154,6 +156,24 @@ impl Download<'_> {
         }
     }
 
+    /// Downloads a blob; or the layer, in place of a delta that the registry lists and doesn't give.
+    pub(super) async fn blob_or_layer(
+        &self,
+        blob: &Blob,
+        descriptor: &Descriptor,
+        flight: &Flight,
+    ) -> Result<(), Stop> {
+        let fetched = self.blob(blob, descriptor, flight).await;
+        let is_rebuilt = |layer: &&Layer| layer.delta.is_some() && layer.blob().digest == blob.digest;
+        match (fetched, self.layers.iter().find(is_rebuilt)) {
+            (Err(Stop::Failed(error)), Some(layer)) if is_of_registry(error.code) => {
+                self.fetch_whole(layer, &error.message).await
+            }
+            (Err(Stop::StepBack(why)), Some(layer)) => self.fetch_whole(layer, &why).await,
+            (fetched, _) => fetched,
+        }
+    }
+
     /// Downloads a layer, since its delta is of no use for this reason.
     pub(super) async fn fetch_whole(&self, layer: &Layer, why: &str) -> Result<(), Stop> {
         if self.needs_deltas {
@@ -170,6 +190,12 @@ impl Download<'_> {
         let flight = layer.whole.get_or_init(|| self.fetcher.flights.of(digest));
         self.blob(&blob(BlobKind::Layer, &layer.descriptor), &layer.descriptor, flight).await
     }
+}
+
+/// Whether the registry has refused a blob, so that another one may be had. A link that is down is none of its faults: the next
+/// attempt goes on with what has arrived.
+fn is_of_registry(code: FailureCode) -> bool {
+    matches!(code, FailureCode::NotFound | FailureCode::Unauthorized | FailureCode::RegistryError)
 }
 
 async fn wait_for(arrived: &Arrived, blob: &Descriptor) {

@@ -42,7 +42,7 @@ impl Download<'_> {
         let fetch = |index: usize| {
             let (arrived, (blob, descriptor, flight)) = (&arrived, &blobs[index]);
             async move {
-                self.blob(blob, descriptor, flight).await?;
+                self.blob_or_layer(blob, descriptor, flight).await?;
                 arrived.send_if_modified(|arrived| arrived.insert(blob.digest.clone()));
                 // Immediately, and not with the next interval: after the last byte, a closing window stops nothing.
                 report();
