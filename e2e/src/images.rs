@@ -103,16 +103,28 @@ impl Image {
     /// A version of an application: busybox, which all versions share, a layer with a library and a program of 8 MiB, with
     /// 64 KiB that each version changes, and a small layer with the release notes of this `edition`.
     pub fn version(name: &str, version: u64, edition: u64) -> Result<Self> {
-        cached(&format!("release-{name}-{version}-{edition}"), |layout| {
+        Self::version_of_size(name, version, edition, 0)
+    }
+
+    /// A version with this many zeros in its layer as well. They compress to nearly nothing.
+    pub fn version_with_zeros(name: &str, version: u64, zeros: u64) -> Result<Self> {
+        Self::version_of_size(name, version, 1, zeros)
+    }
+
+    fn version_of_size(name: &str, version: u64, edition: u64, zeros: u64) -> Result<Self> {
+        cached(&format!("release-{name}-{version}-{edition}-{zeros}"), |layout| {
             let changed = usize::try_from(version)? * 128 * 1024;
             let mut program = random(&format!("{name}/program"), 8 * MIB);
             program[changed..changed + 64 * 1024]
                 .copy_from_slice(&random(&format!("{name}/{version}"), 64 * 1024));
             let library = random(&format!("{name}/library"), 4 * MIB);
+            let zeros = vec![0; usize::try_from(zeros)?];
+            let files: [(&str, &[u8]); 3] =
+                [("app/bin/program", &program), ("app/lib/library", &library), ("app/zeros", &zeros)];
             let notes = format!("{name} {version}.{edition}\n");
             let layers = [
                 layout.busybox_layer()?,
-                layout.files_layer(&[("app/bin/program", &program), ("app/lib/library", &library)])?,
+                layout.files_layer(&files)?,
                 layout.file_layer("app/notes", notes.as_bytes())?,
             ];
             layout.image(&Platform::here(), &layers)

@@ -191,6 +191,23 @@ async fn a_registry_without_the_delta_costs_the_layer() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_full_disk_takes_the_layer_rather_than_its_tar() -> Result<()> {
+    // The first version takes 66 MiB, the layers of the second 64, and its rebuilt layer 104 until it's unpacked.
+    let hand = Hand::start_on(Registry::start(), Some(160 * MIB)).await?;
+    let [first, second] =
+        [Image::version_with_zeros("full", 1, 40 * MIB)?, Image::version_with_zeros("full", 2, 40 * MIB)?];
+    let v1 = seed(&hand.registry, &first, "v1")?;
+    let v2 = seed(&hand.registry, &second, "v2")?;
+    hand.pulls(&[&v1]).await?;
+    let delta = Delta::between(&first, &second)?;
+    hand.registry.seed_delta(REPOSITORY, &delta)?;
+    hand.pulls(&["--retries", "0", &v2]).await?;
+    assert_eq!(delta_bytes(&hand, &delta), 0);
+    hand.containerd.check_unpacked(&second).await?;
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_job_shows_what_deltas_saved() -> Result<()> {
     let stage = Stage::with_edges(&["edge-1"]).await?;
     let registry = Registry::start().await?;

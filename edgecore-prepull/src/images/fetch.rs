@@ -11,6 +11,7 @@
 //! The lease of the image keeps all of it, so nothing is fetched twice after an interruption. Images that the agent
 //! can't fetch are left to the runtime: see [`FetchMode`].
 
+mod admission;
 mod ahead;
 mod blob;
 mod blobs;
@@ -52,6 +53,7 @@ use prepull_api::task::{ImageFacts, JobUid, PulledBy};
 use prepull_api::wire::{Filesystem, truncate_note, truncate_reason};
 use tokio::sync::{Semaphore, watch};
 
+use self::admission::Admitted;
 use self::buckets::Buckets;
 use self::deltas::Goal;
 use self::download::{Download, Unpacking};
@@ -60,7 +62,6 @@ pub use self::downloads::{ImageDownload, LayerDownload};
 use self::fetcher::{Fetcher, received_ahead, streams_of_image};
 use self::finish::needs_runtime;
 use self::image::ImageParts;
-use self::make_room::Applicant;
 pub(crate) use self::shared::Neighbourhood;
 use self::shared::Shared;
 use self::stop::Stop;
@@ -215,25 +216,14 @@ impl<P: Puller> Fetching<P> {
             // with the lease.
             let _ = fetcher.unpacker.remove(&snapshotter, &key, &lease).await;
         }
-        let mut layers = fetcher.layers(&repository, &image, &facts).await;
-        let goal =
-            Goal { reference: &reference, image: &image, facts: &facts, layers: &layers, lease: &lease };
-        let (deltas, no_delta) = fetcher.deltas_for(&request, &repository, &goal).await?;
-        if let Some(deltas) = &deltas {
-            fetcher.put_deltas(&mut layers, deltas).await;
-        }
-        let layers: Arc<[_]> = layers.into();
-        let watched = fetcher.downloads.begin(request.reference, Arc::clone(&layers));
-        let applicant = Applicant {
-            reference: request.reference,
+        let goal = Goal {
+            reference: &reference,
             repository: &repository,
             image: &image,
-            layers: &layers,
             facts: &facts,
             lease: &lease,
-            wanted: request.terms.wanted,
         };
-        fetcher.check_room(&applicant).await?;
+        let Admitted { layers, watched, deltas, no_delta } = fetcher.admit(&request, &goal).await?;
         let download = Download {
             fetcher,
             repository: &repository,
@@ -260,7 +250,7 @@ impl<P: Puller> Fetching<P> {
             let unpacked = download.fetch(progress).await?;
             drop(watched);
             if let Some(deltas) = &download.deltas {
-                fetcher.close(deltas, &facts, &lease).await;
+                fetcher.close(deltas, &goal).await;
             }
             self.finish(request, &reference, &download, unpacked).await
         };

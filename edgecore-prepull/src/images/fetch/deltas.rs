@@ -81,9 +81,9 @@ pub(super) fn required(why: &str) -> PullError {
 #[derive(Clone, Copy)]
 pub(super) struct Goal<'a> {
     pub(super) reference: &'a NormalizedReference,
+    pub(super) repository: &'a Repository,
     pub(super) image: &'a ImageParts,
     pub(super) facts: &'a Facts,
-    pub(super) layers: &'a [Layer],
     pub(super) lease: &'a MetadataValue<Ascii>,
 }
 
@@ -95,12 +95,12 @@ impl Fetcher {
     pub(super) async fn deltas_for(
         &self,
         request: &PullRequest<'_>,
-        repository: &Repository,
         goal: &Goal<'_>,
+        layers: &[Layer],
     ) -> Result<(Option<Deltas>, Option<String>), PullError> {
         match self.deltas_rule(request)? {
             Rule::Never => Ok((None, None)),
-            rule => self.find_deltas(repository, goal).await.under(rule),
+            rule => self.find_deltas(goal, layers).await.under(rule),
         }
     }
 
@@ -129,8 +129,8 @@ impl Fetcher {
     }
 
     /// Looks for a delta to an image from one that is on the node.
-    async fn find_deltas(&self, repository: &Repository, goal: &Goal<'_>) -> Search {
-        let Goal { reference, image, facts, layers, .. } = *goal;
+    async fn find_deltas(&self, goal: &Goal<'_>, layers: &[Layer]) -> Search {
+        let Goal { reference, repository, image, facts, .. } = *goal;
         let missing = layers.iter().filter(|layer| layer.is_missing()).map(|layer| &layer.descriptor);
         let missing: Vec<&Descriptor> = missing.collect();
         if missing.iter().map(|layer| layer.size).fold(0, u64::saturating_add) < WORTHWHILE {
@@ -148,7 +148,8 @@ impl Fetcher {
     }
 
     /// Opens the files of the earlier image, before anything is downloaded that needs them.
-    async fn view(&self, mut deltas: Deltas, Goal { facts, lease, .. }: &Goal<'_>) -> Search {
+    async fn view(&self, mut deltas: Deltas, goal: &Goal<'_>) -> Search {
+        let Goal { facts, lease, .. } = goal;
         let cannot = |why: &dyn Display| {
             Search::None(Some(format!("cannot read the files of the earlier image: {why}")))
         };
@@ -160,14 +161,14 @@ impl Fetcher {
         match OldFiles::open(&old.directories) {
             Ok(_) => Search::Found(deltas),
             Err(error) => {
-                self.close(&deltas, facts, lease).await;
+                self.close(&deltas, goal).await;
                 cannot(&error)
             }
         }
     }
 
     /// Closes the files of the earlier image.
-    pub(super) async fn close(&self, deltas: &Deltas, facts: &Facts, lease: &MetadataValue<Ascii>) {
+    pub(super) async fn close(&self, deltas: &Deltas, Goal { facts, lease, .. }: &Goal<'_>) {
         // If that fails, it goes with the lease.
         let _ = self.unpacker.remove(&facts.snapshotter, &deltas.old.view, lease).await;
     }

@@ -90,7 +90,7 @@ impl Drop for Watched<'_> {
 }
 
 /// A layer, and the bytes that we have of it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Layer {
     pub(super) descriptor: Descriptor,
     /// What is downloaded in its place.
@@ -123,7 +123,7 @@ impl Layer {
         (self.delta, self.flight, self.there) = (Some(delta), flight, there);
     }
 
-    /// Whether some of what is to be downloaded isn't there.
+    /// Whether a part of the download is missing.
     pub(super) fn is_missing(&self) -> bool {
         self.there < self.blob().size
     }

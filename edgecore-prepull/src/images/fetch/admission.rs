@@ -1,0 +1,72 @@
+//! The decision how an image is downloaded: by deltas if they fit onto the disk, and otherwise by whole layers.
+//!
+//! A layer that is rebuilt lies on the disk as a tar before it's unpacked, which may take more room than a compressed layer.
+
+use std::sync::Arc;
+
+use prepull_api::download::Deltas as Rule;
+
+use super::delta::Deltas;
+use super::deltas::Goal;
+use super::downloads::{Layer, Watched};
+use super::fetcher::Fetcher;
+use super::make_room::Applicant;
+use super::stop::Stop;
+use crate::images::puller::{PullError, PullRequest};
+
+/// An image that fits.
+pub(super) struct Admitted<'f> {
+    pub(super) layers: Arc<[Layer]>,
+    pub(super) watched: Watched<'f>,
+    pub(super) deltas: Option<Deltas>,
+    /// Why deltas that the registry has aren't used.
+    pub(super) no_delta: Option<String>,
+}
+
+impl Fetcher {
+    /// Decides how an image is downloaded.
+    ///
+    /// # Errors
+    /// It doesn't fit, or the task requires deltas and there are none.
+    pub(super) async fn admit(
+        &self,
+        request: &PullRequest<'_>,
+        goal: &Goal<'_>,
+    ) -> Result<Admitted<'_>, Stop> {
+        let whole = self.layers(goal.repository, goal.image, goal.facts).await;
+        let (deltas, mut no_delta) = self.deltas_for(request, goal, &whole).await?;
+        if let Some(deltas) = deltas {
+            let mut layers = whole.clone();
+            self.put_deltas(&mut layers, &deltas).await;
+            let refusal = match self.enter(request, goal, layers).await {
+                Ok((layers, watched)) => {
+                    return Ok(Admitted { layers, watched, deltas: Some(deltas), no_delta });
+                }
+                Err(refusal) => refusal,
+            };
+            self.close(&deltas, goal).await;
+            if request.terms.deltas == Rule::Require {
+                return Err(refusal.into());
+            }
+            no_delta = Some(format!("by deltas there is {}", refusal.message));
+        }
+        let (layers, watched) = self.enter(request, goal, whole).await?;
+        Ok(Admitted { layers, watched, deltas: None, no_delta })
+    }
+
+    /// Begins a download, if it fits.
+    async fn enter(
+        &self,
+        request: &PullRequest<'_>,
+        goal: &Goal<'_>,
+        layers: Vec<Layer>,
+    ) -> Result<(Arc<[Layer]>, Watched<'_>), PullError> {
+        let Goal { repository, image, facts, lease, .. } = *goal;
+        let layers: Arc<[_]> = layers.into();
+        let watched = self.downloads.begin(request.reference, Arc::clone(&layers));
+        let (reference, wanted) = (request.reference, request.terms.wanted);
+        let applicant = Applicant { reference, repository, image, layers: &layers, facts, lease, wanted };
+        self.check_room(&applicant).await?;
+        Ok((layers, watched))
+    }
+}
