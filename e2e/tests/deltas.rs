@@ -237,5 +237,14 @@ async fn a_job_shows_what_deltas_saved() -> Result<()> {
     let image = &refused.node_status("edge-1").await?.image_status[0];
     ensure!(image.code == Some(FailureCode::NoDelta), "{image:?}");
     ensure!(image.reason.contains("no delta"), "{image:?}");
+
+    // With Auto it comes whole, and the status has the reason.
+    registry.seed_delta(REPOSITORY, &Delta::lying(&second, &third, b"garbage")?)?;
+    let whole = job("fourth", &v3, "Auto").apply().await?;
+    whole.completes().await?;
+    let image = &whole.node_status("edge-1").await?.image_status[0];
+    let facts = &image.facts;
+    ensure!(facts.no_delta_reason.contains("cannot read the diff"), "{image:?}");
+    assert_eq!(facts.delta_saved_bytes, Some(0), "{image:?}");
     Ok(())
 }

@@ -9,6 +9,7 @@ use prepull_api::sites::{BlobNews, BlobState, Blobs, From, PeerDoor};
 use prepull_api::task::TaskId;
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello};
 use prepull_e2e::boxes::SERVING;
+use prepull_e2e::images::delta::Delta;
 use prepull_e2e::intruder::Wire;
 use prepull_e2e::prelude::*;
 use serde_json::json;
@@ -50,6 +51,28 @@ async fn the_uplink_carries_each_layer_once_for_all_boxes_of_a_site() -> Result<
     for node in boxes.all.iter().map(|found| &found.node) {
         ensure!(node.has_image(&boxes.reference).await?, "{} has no image", node.name());
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_delta_crosses_the_uplink_once() -> Result<()> {
+    let boxes = Boxes::start(&sharing(2, FAST)).await?;
+    let versions = [Image::version("site", 1, 1)?, Image::version("site", 2, 1)?];
+    let before = boxes.registry.seed(&versions[0], "team/app:v1")?;
+    let after = boxes.registry.seed(&versions[1], "team/app:v2")?;
+    let delta = Delta::between(&versions[0], &versions[1])?;
+    boxes.registry.seed_delta("team/app", &delta)?;
+    let pull = |name: &str, image: &str, on: Vec<String>| boxes.cluster.job(name).images([image]).on(on);
+    pull("before", &before, boxes.names(2)).completes().await?;
+    // One after the other: the second box comes when the first has unpacked what it rebuilt.
+    for name in boxes.names(2) {
+        let status = pull(&format!("after-{name}"), &after, vec![name.clone()]).completes().await?;
+        let image = status.image(&name, &after).context("no status")?;
+        ensure!(image.facts.delta_saved_bytes.is_some_and(|saved| saved > 11 * MIB), "{image:?}");
+    }
+    let diff = delta.digests().next().context("no diff")?;
+    let fetched = boxes.registry.requests().filter(|request| request.path.contains(diff));
+    assert_eq!(fetched.len(), 1, "{fetched:?}");
     Ok(())
 }
 
