@@ -147,14 +147,23 @@ impl Transport {
     }
 
     /// Sends one request, and returns its response with any status.
+    ///
+    /// The other end may close an idle connection while we send on it: proxies do so without a word. So a request that
+    /// changes nothing is sent once more, as Go's client does.
     pub(crate) async fn send(
         &self,
         tls: &Tls,
         link: Link,
         request: Request<Full<Bytes>>,
     ) -> Result<Response<Incoming>, Failed> {
-        let request = request.map(|body| body.map_err(|never| match never {}).boxed_unsync());
-        self.send_body(tls, link, request, HEAD).await
+        let body = |body: Full<Bytes>| body.map_err(|never| match never {}).boxed_unsync();
+        let again = request.method().is_safe().then(|| request.clone());
+        match (self.send_body(tls, link, request.map(body), HEAD).await, again) {
+            (Err(Failed::Closed(_)), Some(request)) => {
+                self.send_body(tls, link, request.map(body), HEAD).await
+            }
+            (answer, _) => answer,
+        }
     }
 
     /// The same with a body that may stream. `limit` includes the time to send it.
@@ -215,6 +224,8 @@ impl Transport {
 pub(crate) enum Failed {
     /// The other end speaks, and does not speak TLS.
     NotTls,
+    /// The other end closed the connection before it answered.
+    Closed(RegistryError),
     Error(RegistryError),
 }
 
@@ -235,6 +246,11 @@ impl Failed {
                 && cause.is_parse()
             {
                 return RegistryError::new(Kind::Protocol, format!("no valid HTTP: {}", chain(cause))).into();
+            }
+            if let Some(cause) = cause.downcast_ref::<hyper::Error>()
+                && cause.is_incomplete_message()
+            {
+                return Self::Closed(RegistryError::new(Kind::Unreachable, chain(error)));
             }
             // With TLS 1.3 a server refuses the client's certificate after the handshake.
             if let Some(rustls::Error::AlertReceived(_)) = find_tls(cause) {
@@ -270,8 +286,10 @@ impl Failed {
     pub(crate) fn into_error(self, host: &str) -> RegistryError {
         match self {
             Self::NotTls => RegistryError::new(Kind::NoConnection, format!("{host}: answers without TLS")),
-            Self::Error(error) if error.message.contains(host) => error,
-            Self::Error(error) => RegistryError::new(error.kind, format!("{host}: {}", error.message)),
+            Self::Closed(error) | Self::Error(error) if error.message.contains(host) => error,
+            Self::Closed(error) | Self::Error(error) => {
+                RegistryError::new(error.kind, format!("{host}: {}", error.message))
+            }
         }
     }
 }

@@ -25,6 +25,24 @@ fn serve_ranges(seen: &Seen) -> Reply {
 }
 
 #[tokio::test]
+async fn a_request_without_an_answer_is_sent_once_more() {
+    for (silent, sent, comes) in [(1, 2, true), (2, 2, false)] {
+        let asked = Mutex::new(0);
+        let server = Server::start(move |_| {
+            let mut asked = asked.lock().unwrap();
+            *asked += 1;
+            if *asked > silent { reply(200, &[], CONTENT) } else { Reply::Raw(Vec::new()) }
+        })
+        .await;
+        let answer = at(&server).blob(&blob(), 0, &[]).await;
+        assert_eq!((server.seen().len(), answer.is_ok()), (sent, comes), "{silent}");
+        if let Err(error) = answer {
+            assert_eq!(error.kind, Kind::Unreachable, "{error}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_tag_is_resolved_by_one_head() {
     let digest = sha256(b"manifest");
     let server = Server::start({
