@@ -34,6 +34,7 @@ required=(
   unshare:util-linux
   /lib/systemd/systemd:systemd # of a machine that a test boots in namespaces
   faketime:faketime
+  tinyproxy:tinyproxy-bin # a proxy that asks for a password
   flock:util-linux
   mkfs.ext4:e2fsprogs # for tests that cut the power of a disk
   perl:perl-base

@@ -104,24 +104,26 @@ impl Cloud {
         self.command(&["token", "create", "--node", node]).await
     }
 
-    /// The command to join a node, with the tunnel's address.
+    /// The command to join a node, with the addresses of the tunnel and for joining.
     pub(crate) fn join_command(
         &self,
         token: &str,
         node: &str,
         state_dir: &Path,
         tunnel: SocketAddr,
+        enroll: SocketAddr,
     ) -> Result<Command> {
         let mut command = Command::new(self.programs.path("edgecore-prepull")?);
         command.args(["join", "--token", token, "--node-name", node]).arg("--state-dir").arg(state_dir);
-        command.args(["--enroll-url", &format!("https://{}", self.enroll_addr())]);
+        command.args(["--enroll-url", &format!("https://{enroll}")]);
         command.args(["--tunnel-url", &format!("wss://{tunnel}{TUNNEL_PATH}")]);
         Ok(command)
     }
 
     /// Runs `edgecore-prepull join`, and returns its output.
     pub async fn join(&self, token: &str, node: &str, state_dir: &Path) -> Result<String> {
-        parts::output(self.join_command(token, node, state_dir, self.tunnel_addr())?).await
+        parts::output(self.join_command(token, node, state_dir, self.tunnel_addr(), self.enroll_addr())?)
+            .await
     }
 
     /// Runs a command of cloudcore-prepull against the cluster, and returns its output.

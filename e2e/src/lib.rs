@@ -50,6 +50,7 @@ pub mod disk;
 pub mod flood;
 pub mod front;
 mod ground;
+pub mod http_proxy;
 pub mod images;
 pub mod intruder;
 pub mod jobs;
@@ -87,6 +88,7 @@ pub mod prelude {
     pub use crate::cluster::Cluster;
     pub use crate::disk::Format;
     pub use crate::front::Front;
+    pub use crate::http_proxy::HttpProxy;
     pub use crate::images::{Image, MIB};
     pub use crate::intruder::{Intruder, Wire, refusal};
     pub use crate::jobs::{Job, StatusExt, refused};

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::cleanup::{Child, SOON, eventually};
+use crate::network::{Outlet, Space};
 use crate::parts;
 use crate::place::Place;
 use crate::usage::Usage;
@@ -18,6 +19,9 @@ const LOOK: Duration = Duration::from_millis(2);
 /// A person with a kubeconfig.
 pub struct Person {
     kubeconfig: PathBuf,
+    /// Where the person sits, if not here.
+    space: Option<Space>,
+    environment: Vec<(String, String)>,
 }
 
 /// `kubectl prepull ui`, until it is dropped.
@@ -64,11 +68,25 @@ impl Said {
 impl Person {
     /// A person with the rights of this kubeconfig.
     pub fn new(kubeconfig: &Path) -> Self {
-        Self { kubeconfig: kubeconfig.to_owned() }
+        Self { kubeconfig: kubeconfig.to_owned(), space: None, environment: Vec::new() }
+    }
+
+    /// The person at a box, with these variables in the environment.
+    #[must_use]
+    pub fn at(mut self, outlet: &Outlet, environment: &[(&str, &str)]) -> Self {
+        self.space = Some(outlet.space().clone());
+        self.environment =
+            environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        self
     }
 
     fn command(&self, line: &str) -> Result<tokio::process::Command> {
-        let mut command = tokio::process::Command::new(parts::program("kubectl-prepull")?);
+        let mut command = Command::new(parts::program("kubectl-prepull")?);
+        if let Some(space) = &self.space {
+            command = space.command(&command);
+        }
+        let mut command = tokio::process::Command::from(command);
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         command.args(line.split_whitespace()).arg("--kubeconfig").arg(&self.kubeconfig);
         command.env_remove("KUBECONFIG").env("COLUMNS", "100").env("NO_COLOR", "1");
         // `from --apply-then` runs kubectl.

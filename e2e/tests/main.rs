@@ -51,6 +51,7 @@ mod pins;
 mod plugin;
 mod policies;
 mod power;
+mod proxies;
 mod pulls;
 mod rechecks;
 mod release_before;

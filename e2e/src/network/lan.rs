@@ -253,6 +253,12 @@ impl Outlet {
         self.router.ip(&["link", "set", &self.port, "master", self.vlan.switch()]).await
     }
 
+    /// Lets the router forward nothing of the box: it reaches its neighbours, and nothing beyond the uplink.
+    pub async fn fence(&self) -> Result<()> {
+        self.router.iptables(&["-I", "FORWARD", "-s", &self.address.to_string(), "-j", "DROP"]).await?;
+        Ok(())
+    }
+
     /// Isolates the box from other isolated boxes, like an access point with client isolation, or ends that. It always
     /// reaches the uplink.
     pub async fn isolate(&self, isolated: bool) -> Result<()> {

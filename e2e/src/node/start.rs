@@ -34,6 +34,8 @@ pub struct Start<'a> {
     eavesdropped: bool,
     agent: bool,
     identity: Origin,
+    /// Where a node joins that does it in its namespace.
+    enrolls_at: Option<SocketAddr>,
 }
 
 /// The source of a node's identity.
@@ -60,6 +62,7 @@ impl<'a> Start<'a> {
             eavesdropped: false,
             agent: true,
             identity: Origin::Token,
+            enrolls_at: None,
         }
     }
 
@@ -99,6 +102,20 @@ impl<'a> Start<'a> {
     #[must_use]
     pub fn tunnel_at(mut self, addr: SocketAddr) -> Self {
         self.tunnel = addr;
+        self
+    }
+
+    /// Joins at this address, in the namespace of the box.
+    #[must_use]
+    pub fn enrolls_at(mut self, addr: SocketAddr) -> Self {
+        self.enrolls_at = Some(addr);
+        self
+    }
+
+    /// Sets a variable of the agent's environment, and of its join.
+    #[must_use]
+    pub fn environment(mut self, name: &'static str, value: &str) -> Self {
+        self.environment.push((name, value.into()));
         self
     }
 
@@ -177,6 +194,7 @@ impl<'a> Start<'a> {
             eavesdropped,
             agent,
             identity,
+            enrolls_at,
         } = self;
         let token = async {
             Ok(match &identity {
@@ -191,8 +209,12 @@ impl<'a> Start<'a> {
         let place = Place::here()?;
         let state = if is_recorded { containerd.root() } else { containerd.dir().to_owned() }.join("agent");
         if let Some(token) = token {
-            let mut command = cloud.join_command(&token, &name, &state, tunnel)?;
+            let enroll = enrolls_at.unwrap_or_else(|| cloud.enroll_addr());
+            let mut command = cloud.join_command(&token, &name, &state, tunnel, enroll)?;
             command.envs(environment.iter().cloned());
+            if let Some(space) = space.as_ref().filter(|_| enrolls_at.is_some()) {
+                command = space.command(&command);
+            }
             parts::output(command).await.with_context(|| format!("{name} cannot join"))?;
         } else if let Origin::StateDir(from) = &identity {
             let mut copy = Command::new("cp");

@@ -19,6 +19,7 @@ use clap::Args;
 use prepull_api::enroll::{ENROLL_PATH, EnrollRequest, IssuedCertificate, JoinTokenError, SubjectForm};
 use prepull_api::task::NodeName;
 use prepull_api::wire::TUNNEL_PATH;
+use prepull_registry::Proxies;
 
 use crate::cloud::endpoint::{
     BadUrl, ENROLL_SCHEME, RequestError, TUNNEL_SCHEME, Urls, parse_enroll_url, parse_host, parse_tunnel_url,
@@ -171,9 +172,14 @@ pub enum JoinError {
     Tls(#[from] rustls::Error),
 }
 
-/// Joins at the first server that answers. It's safe to repeat: the key stays the same until a certificate has arrived,
-/// so any server repeats an answer that was lost.
+/// Joins at the first server that answers, directly or through the environment's proxy. It's safe to repeat: the key
+/// stays the same until a certificate has arrived, so any server repeats an answer that was lost.
 pub async fn run(args: JoinArgs) -> Result<Joined, JoinError> {
+    run_through(args, &Proxies::from_env()).await
+}
+
+/// As [`run`], with these proxies.
+pub(crate) async fn run_through(args: JoinArgs, proxies: &Proxies) -> Result<Joined, JoinError> {
     let JoinArgs { server, enroll_url, tunnel_url, token, node_name, state_dir, force, unless_joined } = args;
     let node = NodeName(node_name);
     if !node.is_valid() {
@@ -190,7 +196,7 @@ pub async fn run(args: JoinArgs) -> Result<Joined, JoinError> {
         return Ok(Joined { node, not_after: identity.not_after(), state_dir });
     }
     let token = token.read()?.ok_or(JoinError::NoToken)?;
-    let endpoints = enroll_urls.endpoints(ENROLL_SCHEME)?;
+    let endpoints = enroll_urls.ways(ENROLL_SCHEME, proxies)?;
     tunnel_urls.endpoints(TUNNEL_SCHEME)?;
     let dir = StateDir::new(&state_dir);
     if !force

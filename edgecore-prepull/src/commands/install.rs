@@ -230,7 +230,7 @@ impl Work {
 
     async fn join(&self, renew: bool) -> anyhow::Result<String> {
         let connection = &self.plan.connection;
-        let joined = join::run(JoinArgs {
+        let args = JoinArgs {
             server: Vec::new(),
             enroll_url: connection.enroll_urls.clone().into(),
             tunnel_url: connection.tunnel_urls.clone().into(),
@@ -239,7 +239,10 @@ impl Work {
             state_dir: self.places.state.clone(),
             force: self.rejoin,
             unless_joined: renew,
-        });
+        };
+        // A shell of sudo has no proxies.
+        let proxies = proxies::of_agent(self.plan.proxies.as_deref().unwrap_or_default());
+        let joined = join::run_through(args, &proxies);
         let not_joined = if self.rejoin {
             "this node has not joined again; when that is mended, run the same line again"
         } else {

@@ -11,7 +11,6 @@ use futures::future::{BoxFuture, FutureExt};
 use http::Uri;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::client::legacy::connect::dns::{GaiResolver, Name};
-use hyper_util::client::legacy::connect::proxy::Tunnel;
 use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
 use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
@@ -144,21 +143,12 @@ impl Inner {
     }
 
     async fn dial_proxy(&self, proxy: &Proxy, uri: Uri, tunnel: bool) -> Result<TcpStream, ConnectError> {
-        let scheme = proxy.uri.scheme_str().unwrap_or_default();
-        if scheme != "http" {
-            return Err(ConnectError::ProxyScheme(scheme.to_owned()));
+        if tunnel {
+            return proxy.tunnel(self.to_proxy.clone(), uri).await;
         }
-        let failed = |cause: String| ConnectError::Proxy { proxy: proxy.uri.to_string(), cause };
-        if !tunnel {
-            let io = self.to_proxy.clone().call(proxy.uri.clone()).await;
-            return Ok(io.map_err(|error| failed(crate::error::chain(&error)))?.into_inner());
-        }
-        let mut connector = Tunnel::new(proxy.uri.clone(), self.to_proxy.clone());
-        if let Some(authorization) = &proxy.authorization {
-            connector = connector.with_auth(authorization.clone());
-        }
-        let io = connector.call(uri).await;
-        Ok(io.map_err(|error| failed(crate::error::chain(&error)))?.into_inner())
+        proxy.check()?;
+        let io = self.to_proxy.clone().call(proxy.uri.clone()).await;
+        Ok(io.map_err(|error| proxy.failed(crate::error::chain(&error)))?.into_inner())
     }
 }
 

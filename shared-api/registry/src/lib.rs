@@ -34,6 +34,6 @@ pub use blob::{BlobStream, HostId};
 pub use client::{RegistryClient, Settings};
 pub use error::{Kind, RegistryError};
 pub use hosts::HostsFiles;
-pub use proxy::Proxies;
+pub use proxy::{Proxies, Proxy};
 pub use repository::{Chosen, Contents, Open, Place, Repository, Resolved};
 pub use retry_after::retry_after;

@@ -1,13 +1,31 @@
 //! The proxies of the environment, as Go's programs read them, and so containerd: `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY`,
 //! or the same in lower case.
 
+use std::io;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use http::{HeaderValue, Uri};
+use bytes::Bytes;
+use http::header::{HOST, PROXY_AUTHORIZATION};
+use http::uri::Authority;
+use http::{HeaderValue, Request, StatusCode, Uri};
+use http_body_util::Empty;
+use hyper::client::conn::http1;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioIo;
 use ipnet::IpNet;
 use percent_encoding::percent_decode_str;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tower::Service;
+
+use crate::connect::ConnectError;
+use crate::error::chain;
+
+/// Most bytes of the head of a proxy's answer. One that refuses may have a page behind it, which we don't read.
+const MAX_ANSWER: usize = 16 << 10;
 
 /// Which proxy a request goes through.
 #[derive(Clone, Debug, Default)]
@@ -17,13 +35,22 @@ pub struct Proxies {
     except: Vec<Exception>,
 }
 
-/// A proxy.
-#[derive(Clone)]
-pub(crate) struct Proxy {
+/// An HTTP proxy, and how we authenticate to it. Printed without the user.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Proxy {
+    /// As it's configured, with the user.
+    whole: Uri,
     /// Scheme, host and port, without the user.
     pub(crate) uri: Uri,
     /// The value of `Proxy-Authorization`.
     pub(crate) authorization: Option<HeaderValue>,
+}
+
+impl std::fmt::Display for Proxy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let scheme = self.uri.scheme_str().unwrap_or_default();
+        write!(f, "{scheme}://{}", self.uri.authority().map_or("", Authority::as_str))
+    }
 }
 
 impl std::fmt::Debug for Proxy {
@@ -60,8 +87,14 @@ impl Proxies {
         }
     }
 
+    /// The proxy for a TLS connection to a host, if any. An IPv6 address comes without brackets.
+    pub fn of_host(&self, host: &str, port: u16) -> Option<Proxy> {
+        let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+        self.of(&format!("https://{host}:{port}").parse().ok()?).cloned()
+    }
+
     /// The proxy for a request, if any.
-    pub(crate) fn of(&self, uri: &Uri) -> Option<&Proxy> {
+    pub fn of(&self, uri: &Uri) -> Option<&Proxy> {
         let https = uri.scheme_str() == Some("https");
         let proxy = if https { &self.https } else { &self.http };
         let proxy = proxy.as_ref()?;
@@ -94,8 +127,90 @@ impl Proxy {
             value.set_sensitive(true);
             Some(value)
         });
+        let whole = uri.clone();
         let uri = format!("{}://{place}", uri.scheme_str()?).parse().ok()?;
-        Some(Self { uri, authorization })
+        Some(Self { whole, uri, authorization })
+    }
+
+    /// The proxy's URI, with user and password: for a client that connects by itself, and never to be printed.
+    pub fn uri_with_user(&self) -> Uri {
+        self.whole.clone()
+    }
+
+    /// Connects to a host by the proxy's `CONNECT`. The proxy resolves the host's name.
+    ///
+    /// # Errors
+    /// The proxy doesn't answer within `deadline`, refuses, or isn't spoken to in plain HTTP. The error names it.
+    pub async fn connect(&self, host: &str, port: u16, deadline: Duration) -> io::Result<TcpStream> {
+        let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+        let uri = format!("https://{host}:{port}").parse().map_err(io::Error::other)?;
+        let mut connector = HttpConnector::new();
+        connector.enforce_http(false);
+        connector.set_nodelay(true);
+        let late = || self.failed(format!("no answer within {} s", deadline.as_secs()));
+        let connected = timeout(deadline, self.tunnel(connector, uri)).await;
+        connected.unwrap_or_else(|_| Err(late())).map_err(io::Error::other)
+    }
+
+    /// Connects to the host of a URI by `CONNECT`, with the connector for the way to the proxy.
+    pub(crate) async fn tunnel(
+        &self,
+        mut connector: HttpConnector,
+        uri: Uri,
+    ) -> Result<TcpStream, ConnectError> {
+        self.check()?;
+        let place = uri.authority().map_or("", Authority::as_str);
+        let place = if uri.port().is_some() { place.to_owned() } else { format!("{place}:443") };
+        let failed = |error: &(dyn std::error::Error + 'static)| self.failed(chain(error));
+        let io = connector.call(self.uri.clone()).await.map_err(|error| failed(&error))?;
+        let mut request = Request::connect(&place).header(HOST, &place).body(Empty::<Bytes>::new());
+        if let (Ok(request), Some(authorization)) = (&mut request, &self.authorization) {
+            request.headers_mut().insert(PROXY_AUTHORIZATION, authorization.clone());
+        }
+        let request = request.map_err(|error| failed(&error))?;
+        let handshake = http1::Builder::new().max_buf_size(MAX_ANSWER).handshake(io).await;
+        let (mut sender, driver) = handshake.map_err(|error| failed(&error))?;
+        let connected = async {
+            let response = sender.send_request(request).await.map_err(|error| failed(&error))?;
+            let status = response.status();
+            if !status.is_success() {
+                return Err(self.failed(explain(status, &place)));
+            }
+            hyper::upgrade::on(response).await.map_err(|error| failed(&error))
+        };
+        // The driver moves the bytes until the connection is ours; if it fails, so does `connected`.
+        let (connected, _) = tokio::join!(connected, driver.with_upgrades());
+        match connected?.downcast::<TokioIo<TcpStream>>() {
+            Ok(parts) if parts.read_buf.is_empty() => Ok(parts.io.into_inner()),
+            // The client speaks first in TLS.
+            _ => Err(self.failed(format!("what answers at {place} is no TLS server"))),
+        }
+    }
+
+    /// Refuses a scheme that we don't speak.
+    pub(crate) fn check(&self) -> Result<(), ConnectError> {
+        match self.uri.scheme_str().unwrap_or_default() {
+            "http" => Ok(()),
+            scheme => Err(ConnectError::ProxyScheme(scheme.to_owned())),
+        }
+    }
+
+    pub(crate) fn failed(&self, cause: String) -> ConnectError {
+        ConnectError::Proxy { proxy: self.to_string(), cause }
+    }
+}
+
+/// Why a proxy doesn't connect us, with the remedy. Some answer 401 to a wrong password, as tinyproxy does.
+fn explain(status: StatusCode, place: &str) -> String {
+    match status {
+        StatusCode::PROXY_AUTHENTICATION_REQUIRED | StatusCode::UNAUTHORIZED => {
+            format!(
+                "it refuses the user and password ({status}): set HTTPS_PROXY=http://USER:PASSWORD@HOST:PORT"
+            )
+        }
+        _ => format!(
+            "it doesn't connect to {place} ({status}): let it CONNECT there, or add the host to NO_PROXY"
+        ),
     }
 }
 
@@ -172,11 +287,26 @@ mod tests {
     }
 
     #[test]
+    fn hosts_are_those_of_tls() {
+        let proxies = proxies(&[("HTTPS_PROXY", "proxy.example:3128"), ("NO_PROXY", "10.0.0.0/8,fd00::/8")]);
+        for (host, proxied) in
+            [("cloud.example", true), ("10.0.0.1", false), ("2001:db8::1", true), ("fd00::1", false)]
+        {
+            let found = proxies.of_host(host, 10_000).map(|proxy| proxy.to_string());
+            assert_eq!(found.as_deref(), proxied.then_some("http://proxy.example:3128"), "{host}");
+        }
+    }
+
+    #[test]
     fn a_proxys_user_is_never_printed() {
         let proxies = proxies(&[("HTTPS_PROXY", "http://me:p%40ss@proxy.example:3128")]);
         let uri = "https://r.example/".parse().unwrap();
         let proxy = proxies.of(&uri).unwrap();
         assert_eq!(proxy.authorization.as_ref().unwrap(), &format!("Basic {}", STANDARD.encode("me:p@ss")));
+        assert_eq!(
+            (proxy.to_string().as_str(), format!("{proxy:?}").as_str()),
+            ("http://proxy.example:3128", "http://proxy.example:3128/")
+        );
         assert!(!format!("{proxies:?}").contains("ss@"), "{proxies:?}");
     }
 

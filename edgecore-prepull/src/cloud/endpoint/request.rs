@@ -29,7 +29,7 @@ pub enum RequestError {
     /// No TLS connection could be established.
     #[error("{authority}: {trouble}")]
     Connection {
-        /// The server's host and port.
+        /// The server's host and port, and the proxy on the way.
         authority: String,
         /// What is wrong, with the remedy.
         trouble: Trouble,
@@ -40,7 +40,7 @@ pub enum RequestError {
     /// The server doesn't speak HTTP, broke off, or sent an unexpected answer.
     #[error("{authority}: {reason}: is this cloudcore's enrolment port (10002)?")]
     Http {
-        /// The server's host and port.
+        /// The server's host and port, and the proxy on the way.
         authority: String,
         /// The error as hyper reports it.
         reason: String,
@@ -48,7 +48,7 @@ pub enum RequestError {
     /// The server refused the request.
     #[error("{authority} refused: {reason} (HTTP {})", .status.as_u16())]
     Refused {
-        /// The server's host and port.
+        /// The server's host and port, and the proxy on the way.
         authority: String,
         /// The HTTP status of the answer.
         status: StatusCode,
@@ -107,8 +107,8 @@ async fn post<T: DeserializeOwned>(
     body: &impl Serialize,
 ) -> Result<T, RequestError> {
     let authority = endpoint.authority();
-    let connection = |trouble| RequestError::Connection { authority: endpoint.authority(), trouble };
-    let http = |reason: String| RequestError::Http { authority: endpoint.authority(), reason };
+    let connection = |trouble| RequestError::Connection { authority: endpoint.to_string(), trouble };
+    let http = |reason: String| RequestError::Http { authority: endpoint.to_string(), reason };
     let stream = endpoint.connect(CONNECT_DEADLINE).await.map_err(|error| connection(error.into()))?;
     let exchange = async {
         let name = endpoint.server_name().map_err(|error| connection(error.into()))?;
@@ -134,7 +134,7 @@ async fn post<T: DeserializeOwned>(
         answer
     };
     let (status, retry_after, body) =
-        timeout(DEADLINE, exchange).await.map_err(|_| RequestError::TooSlow(authority.clone()))??;
+        timeout(DEADLINE, exchange).await.map_err(|_| RequestError::TooSlow(endpoint.to_string()))??;
     if !status.is_success() {
         let reason =
             serde_json::from_slice::<ErrorBody>(&body).map_or_else(|_| String::new(), |body| body.error);

@@ -1,9 +1,11 @@
 //! A URL of cloudcore: parsed once, and dialled at every address of its host.
 
+use std::fmt;
 use std::io;
 use std::time::Duration;
 
 use hyper::Uri;
+use prepull_registry::{Proxies, Proxy};
 use rustls_pki_types::ServerName;
 use tokio::net::{TcpSocket, TcpStream, lookup_host};
 use tokio::time::timeout;
@@ -17,13 +19,26 @@ pub(crate) const TUNNEL_SCHEME: &str = "wss";
 /// The scheme of the URLs for joining and for renewing the certificate.
 pub(crate) const ENROLL_SCHEME: &str = "https";
 
-/// The host, port and path of a URL.
+/// The host, port and path of a URL, and the way there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Endpoint {
     /// A name or an address; an IPv6 address without its brackets.
     pub(crate) host: String,
     pub(crate) port: u16,
     pub(crate) path: String,
+    /// The proxy that we connect through; without one, directly.
+    pub(crate) proxy: Option<Proxy>,
+}
+
+/// The authority, and the proxy on the way.
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.authority())?;
+        match &self.proxy {
+            Some(proxy) => write!(f, " through {proxy}"),
+            None => Ok(()),
+        }
+    }
 }
 
 /// A URL, or a list of URLs, that cannot be dialled.
@@ -76,7 +91,14 @@ impl Endpoint {
             return Err(bad());
         }
         let host = parse_host(host).ok_or_else(bad)?.to_owned();
-        Ok(Self { host, port: uri.port_u16().unwrap_or(443), path: uri.path().to_owned() })
+        let (port, path) = (uri.port_u16().unwrap_or(443), uri.path().to_owned());
+        Ok(Self { host, port, path, proxy: None })
+    }
+
+    /// The same endpoint through its proxy, if it has one.
+    pub(crate) fn through(&self, proxies: &Proxies) -> Option<Self> {
+        let proxy = proxies.of_host(&self.host, self.port)?;
+        Some(Self { proxy: Some(proxy), ..self.clone() })
     }
 
     /// `HOST:PORT`, as in URLs and in the `Host` header.
@@ -93,8 +115,12 @@ impl Endpoint {
         ServerName::try_from(self.host.clone()).map_err(io::Error::other)
     }
 
-    /// Connects to the first address of the host that accepts, trying each for up to `deadline`.
+    /// Connects to the first address of the host that accepts, trying each for up to `deadline`. A proxy has that time
+    /// for all of them.
     pub(crate) async fn connect(&self, deadline: Duration) -> io::Result<TcpStream> {
+        if let Some(proxy) = &self.proxy {
+            return proxy.connect(&self.host, self.port, deadline).await;
+        }
         let resolved = timeout(deadline, lookup_host((self.host.as_str(), self.port))).await??;
         let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
         for address in resolved {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use prepull_registry::Proxies;
 use serde::{Deserialize, Serialize};
 
 use super::url::{BadUrl, ENROLL_SCHEME, Endpoint, TUNNEL_SCHEME};
@@ -38,6 +39,16 @@ impl Urls {
             1..=MOST_URLS => Ok(endpoints),
             count => Err(BadUrl::TooMany { scheme, count, most: MOST_URLS }),
         }
+    }
+
+    /// The URLs as we dial them: each directly, and then each through its proxy, if it has one. The environment's proxies
+    /// are often meant for registries alone, and a proxy may refuse cloudcore's ports, so a direct connection that works
+    /// is kept.
+    pub(crate) fn ways(&self, scheme: &'static str, proxies: &Proxies) -> Result<Vec<Endpoint>, BadUrl> {
+        let mut ways = self.endpoints(scheme)?;
+        let proxied: Vec<_> = ways.iter().filter_map(|endpoint| endpoint.through(proxies)).collect();
+        ways.extend(proxied);
+        Ok(ways)
     }
 
     /// Whether the list has no URL.
@@ -125,6 +136,23 @@ impl fmt::Display for Urls {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn proxies_come_after_all_direct_ways() {
+        let ways = |no_proxy: &str| {
+            let variables = [("HTTPS_PROXY", "http://u:p@proxy:3128"), ("NO_PROXY", no_proxy)];
+            let proxies = Proxies::read(|name| {
+                let found = variables.iter().find(|(known, _)| *known == name);
+                found.map(|(_, value)| (*value).to_owned())
+            });
+            let urls = Urls::from_iter(["wss://a:1/", "wss://b:2/"]);
+            urls.ways(TUNNEL_SCHEME, &proxies).unwrap().iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let (a, b) = ("a:1 through http://proxy:3128", "b:2 through http://proxy:3128");
+        assert_eq!(ways(""), ["a:1", "b:2", a, b]);
+        assert_eq!(ways("b"), ["a:1", "b:2", a]);
+        assert_eq!(ways("*"), ["a:1", "b:2"]);
+    }
 
     #[test]
     fn a_list_is_commas_or_json() {

@@ -3,6 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use prepull_api::enroll::{IssuedCertificate, RENEW_PATH, RenewRequest, SubjectForm};
+use prepull_registry::Proxies;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -60,7 +61,7 @@ impl Identity {
     /// Requests a certificate for a new key from the first server that answers, over mTLS with the current one. From
     /// then on, all users of this identity have the new certificate.
     pub async fn renew(&self, enroll_urls: impl Into<Urls>) -> Result<(), RenewError> {
-        let endpoints = enroll_urls.into().endpoints(ENROLL_SCHEME)?;
+        let endpoints = enroll_urls.into().ways(ENROLL_SCHEME, &Proxies::from_env())?;
         let key = self.dir.requested_key()?;
         let tls = self.current.borrow().tls.clone();
         let request =

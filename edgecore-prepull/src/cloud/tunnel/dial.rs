@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use prepull_api::sites::PeerDoor;
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, SUBPROTOCOL, TrustedCas, Welcome, decode, encode};
+use prepull_registry::Proxies;
 use prepull_tunnel::{ByteCount, Channel, ChannelEvent, CountingStream, Terms, websocket_config};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -161,7 +162,7 @@ impl Dial {
         tunnel_urls: impl Into<Urls>,
         mut outgoing: mpsc::Receiver<EdgeMessage>,
     ) -> Result<(), BadUrl> {
-        let endpoints = tunnel_urls.into().endpoints(TUNNEL_SCHEME)?;
+        let endpoints = tunnel_urls.into().ways(TUNNEL_SCHEME, &Proxies::from_env())?;
         // `endpoints` is never empty.
         let addresses = NonZeroUsize::new(endpoints.len()).unwrap_or(NonZeroUsize::MIN);
         let waits = Waits::new(self.settings.first_backoff, self.settings.last_backoff);
@@ -171,7 +172,7 @@ impl Dial {
             let Attempt { end, lasted } = self.attempt(endpoint, &mut outgoing).await;
             let Some(ended) = end.for_route(lasted.is_some()) else { break };
             let wait = route.advance(ended, lasted, random());
-            let (address, next) = (endpoint.authority(), endpoints[route.index()].authority());
+            let (address, next) = (endpoint.to_string(), endpoints[route.index()].to_string());
             if let Some(metrics) = &self.metrics {
                 metrics.status().disconnect(address.clone(), end.to_string(), wait, SystemTime::now());
             }
@@ -210,7 +211,7 @@ impl Dial {
             Some(Ok(welcome)) => {
                 let start = Instant::now();
                 tracing::info!(
-                    address = endpoint.authority(),
+                    address = %endpoint,
                     session = welcome.session,
                     "connected to the cloud"
                 );
@@ -252,9 +253,9 @@ impl Dial {
 
     fn measure_session(&self, endpoint: Option<&Endpoint>) {
         if let Some(metrics) = &self.metrics {
-            metrics.set_session(endpoint.map(Endpoint::authority));
+            metrics.set_session(endpoint.map(ToString::to_string));
             if let Some(endpoint) = endpoint {
-                metrics.status().connect(endpoint.authority(), SystemTime::now());
+                metrics.status().connect(endpoint.to_string(), SystemTime::now());
             }
         }
     }

@@ -114,6 +114,8 @@ pub(super) enum Step {
 pub(super) struct Plan {
     pub(super) node: NodeName,
     pub(super) connection: Connection,
+    /// The file of the agent's proxies, as it will be.
+    pub(super) proxies: Option<String>,
     pub(super) steps: Vec<Step>,
 }
 
@@ -189,14 +191,15 @@ pub(super) fn plan(facts: &Facts, wish: &Wish, places: &Places) -> Result<Plan, 
         steps.push(Step::WriteUnit);
     }
     steps.extend(settings.map(Step::WriteSettings));
-    let proxies = proxies::plan(facts.proxies.as_deref(), facts.runtime_proxies.as_deref());
-    steps.extend(proxies.map(Step::WriteProxies));
+    let new_proxies = proxies::plan(facts.proxies.as_deref(), facts.runtime_proxies.as_deref());
+    let proxies = new_proxies.clone().or_else(|| facts.proxies.clone());
+    steps.extend(new_proxies.map(Step::WriteProxies));
     let replaced = find_replaced(facts, places);
     let is_unit_replaced = replaced.contains(&places.unit);
     steps.extend(replaced.into_iter().map(Step::Remove));
     if !has_systemd {
         steps.push(Step::Explain(facts.init));
-        return Ok(Plan { node, connection, steps });
+        return Ok(Plan { node, connection, proxies, steps });
     }
     let has_changed = !steps.is_empty() || facts.is_restart_due;
     let is_reload_due = is_unit_due || is_unit_replaced || facts.is_restart_due;
@@ -212,7 +215,7 @@ pub(super) fn plan(facts: &Facts, wish: &Wish, places: &Places) -> Result<Plan, 
         (false, _) => steps.push(Step::Start),
     }
     steps.push(Step::AwaitConnection);
-    Ok(Plan { node, connection, steps })
+    Ok(Plan { node, connection, proxies, steps })
 }
 
 /// Files of an earlier `install` that would take precedence over those of a package that was installed since.

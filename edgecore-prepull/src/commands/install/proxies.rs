@@ -3,6 +3,8 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+use prepull_registry::Proxies;
+
 use crate::images::runtime::RuntimeEndpoint;
 
 /// First line of a file that we wrote. A file without it is an administrator's.
@@ -44,6 +46,18 @@ pub(super) fn plan(before: Option<&str>, proxies: Option<&[(String, String)]>) -
     (before != Some(text.as_str())).then_some(text)
 }
 
+/// The proxies of the agent that reads this file, or else of our own environment.
+pub(super) fn of_agent(text: &str) -> Proxies {
+    let value = |name: &str| {
+        let lines = text.lines().filter_map(|line| line.trim().split_once('='));
+        let found = lines.rev().find(|(key, _)| *key == name)?.1.trim();
+        let quoted = found.strip_prefix('"').and_then(|found| found.strip_suffix('"'));
+        // As systemd reads it.
+        Some(quoted.map_or_else(|| found.to_owned(), |text| text.replace("\\\"", "\"").replace("\\\\", "\\")))
+    };
+    Proxies::read(|name| value(name).or_else(|| std::env::var(name).ok()))
+}
+
 /// The names of the variables in the text: a proxy may have a password.
 pub(super) fn names(text: &str) -> String {
     let names = text.lines().filter_map(|line| Some(line.split_once('=')?.0));
@@ -63,6 +77,20 @@ mod tests {
             b"PATH=/bin\0HTTPS_PROXY=http://u:p@proxy:3128\0no_proxy=a,b=c\0HTTP_PROXY=\0https_proxy=a\nb\0";
         let expected = [("HTTPS_PROXY", "http://u:p@proxy:3128"), ("no_proxy", "a,b=c")];
         assert_eq!(proxies(environment), expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
+    }
+
+    #[test]
+    fn the_agents_file_is_read_as_systemd_reads_it() {
+        let secret = [("HTTPS_PROXY".to_owned(), "http://u:p%40@proxy:3128".to_owned())];
+        let text = plan(None, Some(&secret)).unwrap();
+        for (text, expected) in [
+            (text.as_str(), Some("http://proxy:3128")),
+            ("https_proxy=http://plain:1\n", Some("http://plain:1")),
+            ("HTTPS_PROXY=http://a:1\nNO_PROXY=cloud\n", None),
+        ] {
+            let found = of_agent(text).of_host("cloud", 10_000).map(|proxy| proxy.to_string());
+            assert_eq!(found.as_deref(), expected, "{text}");
+        }
     }
 
     #[test]
