@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
+use prepull_registry::{Proxies, Proxy};
 
 use crate::problem::{Place, explain};
 use crate::session::GlobalArgs;
@@ -108,10 +109,25 @@ async fn read_config(global: &GlobalArgs) -> anyhow::Result<(Config, Option<Stri
         }
         _ => {}
     }
+    let is_proxy_given = |name: &str| {
+        let cluster = file.clusters.iter().find(|cluster| cluster.name == name);
+        cluster
+            .and_then(|cluster| cluster.cluster.as_ref()?.proxy_url.as_ref())
+            .is_some_and(|url| !url.is_empty())
+    };
+    let context_of =
+        chosen.as_ref().and_then(|name| file.contexts.iter().find(|context| context.name == *name));
+    let cluster =
+        context_of.and_then(|context| context.context.as_ref()).map(|context| context.cluster.as_str());
+    let has_own_proxy = cluster.is_some_and(is_proxy_given);
     let options = KubeConfigOptions { context: chosen.clone(), ..KubeConfigOptions::default() };
     let config = Config::from_custom_kubeconfig(file, &options).await;
-    let config = config.with_context(|| {
+    let mut config = config.with_context(|| {
         format!("context {} of the kubeconfig cannot be used", chosen.as_deref().unwrap_or(""))
     })?;
+    if !has_own_proxy {
+        // kube compares NO_PROXY with the proxy's host and not with the API server's.
+        config.proxy_url = Proxies::from_env().of(&config.cluster_url).map(Proxy::uri_with_user);
+    }
     Ok((config, chosen))
 }

@@ -70,6 +70,11 @@ fn is_silence(error: &kube::Error) -> bool {
     causes.any(|cause| cause.kind() == std::io::ErrorKind::TimedOut)
 }
 
+/// Whether a proxy has refused the connection. The type of that error isn't public, so we know it by its words.
+fn is_of_proxy(error: &kube::Error) -> bool {
+    with_causes(error).contains("tunnel error: ")
+}
+
 /// Whether trying again does not help: the credentials are refused, a right or the definitions are missing.
 pub(crate) fn is_lasting(error: &anyhow::Error) -> bool {
     answer(error).is_some_and(|answer| matches!(answer.code, 401 | 403 | 404))
@@ -119,13 +124,18 @@ pub(crate) fn explain(error: anyhow::Error, place: &Place) -> anyhow::Error {
             "the kubeconfig{} has no usable credentials: log in again",
             place.context.as_deref().map(|name| format!(", context {name},")).unwrap_or_default()
         ),
+        kube::Error::Service(_) if is_of_proxy(inner) => format!(
+            "the proxy on the way to the API server {} refuses: let it CONNECT there, give it a user and a password as in \
+             HTTPS_PROXY=http://USER:PASSWORD@HOST:PORT, or add the server to NO_PROXY",
+            described(place)
+        ),
         kube::Error::Service(_) | kube::Error::HyperError(_) | kube::Error::ReadEvents(_) => {
             let other = if place.context.is_some() { "; --context and --kubeconfig name another cluster" } else { "" };
             format!("the API server {} cannot be reached{other}", described(place))
         }
         kube::Error::ProxyProtocolDisabled { .. } | kube::Error::ProxyProtocolUnsupported { .. } => {
-            "the API server is not reached through proxies: unset HTTPS_PROXY for this command, or add the server to \
-             NO_PROXY"
+            "a proxy is http://, https:// or socks5://HOST:PORT, in HTTPS_PROXY or as `proxy-url` of the cluster in the \
+             kubeconfig"
                 .to_owned()
         }
         _ => return error,

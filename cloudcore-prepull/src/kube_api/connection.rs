@@ -41,8 +41,10 @@ type Service = BoxService<Request<Body>, Response<Incoming>, BoxError>;
 /// The layers that [`ClientBuilder::try_from`] would make, on connections with our own socket options.
 pub(super) fn client_builder(config: Config) -> Result<ClientBuilder<Service>, Error> {
     if config.proxy_url.is_some() {
-        // We support no proxy; kube's error names the configured one.
-        ClientBuilder::try_from(config.clone())?;
+        // In a cluster there's none on the way. A kubeconfig, or the environment beside one, may name one.
+        let remedy = "cloudcore-prepull reaches the API server directly: unset HTTPS_PROXY, and take `proxy-url` out of the \
+                      kubeconfig";
+        return Err(Error::Service(remedy.into()));
     }
     let mut connector = TimeoutConnector::new(config.rustls_https_connector_with_connector(tcp())?);
     connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
