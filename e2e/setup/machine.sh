@@ -59,6 +59,8 @@ mount --rbind "$runtime" run/containerd
 # The agent asks the runtime for its data directory and measures the room there. The directory is below /tmp, and the
 # unit has a private /tmp.
 mkdir -p ".$runtime" usr/lib/systemd/system/edgecore-prepull.service.d
+# By hand, commands see the files for registries too, which lie beside it.
+mount --bind "$(dirname "$runtime")" ".$(dirname "$runtime")"
 mount --rbind "$runtime" ".$runtime"
 printf '[Service]\nBindReadOnlyPaths=%s\n' "$runtime" >usr/lib/systemd/system/edgecore-prepull.service.d/runtime.conf
 touch root/download

@@ -68,6 +68,14 @@ impl Image {
         })
     }
 
+    /// An image of a program that is this script, as `make dist` lays it out.
+    pub fn of_script(name: &str, program: &str, script: &str) -> Result<Self> {
+        cached(&format!("script-{name}"), |layout| {
+            let layers = [layout.file_layer(&format!("usr/local/bin/{program}"), script.as_bytes())?];
+            layout.image(&Platform::here(), &layers)
+        })
+    }
+
     /// An image with busybox and one small layer: images of different names share only the busybox layer.
     pub fn small(name: &str) -> Result<Self> {
         cached(&format!("small-{name}"), |layout| {

@@ -1,6 +1,7 @@
 //! The end-to-end tests, one module for each topic. They are one program, because linking takes longer than compiling;
 //! cargo-nextest still runs each test in a separate process.
 
+mod agent_upgrades;
 mod api_faults;
 mod bad_input;
 mod cancels;

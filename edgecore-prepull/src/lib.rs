@@ -12,13 +12,14 @@
 //! [`tasks::agent`] is pure and decides; [`tasks::executor`] carries out one task; `tasks::node` connects both with
 //! tunnel and ledger; [`run`] is the program. Only items that other crates use are public.
 
-/// The command line, and the commands `install`, `pull`, `status` and `uninstall`.
+/// The command line, and the commands `install`, `pull`, `status`, `uninstall` and `upgrade`.
 mod commands {
     pub(crate) mod args;
     pub(crate) mod install;
     pub(crate) mod pull;
     pub(crate) mod status;
     pub(crate) mod uninstall;
+    pub(crate) mod upgrade;
 }
 
 /// Everything that talks to cloudcore-prepull: the identity of this node, joining, the tunnel.
@@ -72,3 +73,4 @@ pub mod run;
 mod status;
 mod time_zone;
 mod units;
+mod upgrade;

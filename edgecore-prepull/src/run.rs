@@ -25,7 +25,7 @@ use crate::cloud::join::{self, JoinArgs};
 use crate::cloud::tunnel::Link;
 use crate::cloud::tunnel::dial::{self, Dial};
 use crate::commands::args::{Cli, Command, RunArgs};
-use crate::commands::{install, pull, status, uninstall};
+use crate::commands::{install, pull, status, uninstall, upgrade};
 use crate::config::{Effective, Listen, MaxTasks, Rate, Settings};
 use crate::images::fetch::{Fetching, Neighbourhood};
 use crate::images::providers::{Providers, Stderr};
@@ -37,6 +37,7 @@ use crate::metrics::Metrics;
 use crate::node_clock::node_clock;
 use crate::tasks::ledger::Ledger;
 use crate::tasks::node::{Node, NodeConfig, Recorder};
+use crate::upgrade::{Launched, launch};
 
 mod http;
 
@@ -67,6 +68,7 @@ pub fn main() -> ExitCode {
         Command::Join(args) => block_on(join(args)),
         Command::Run(args) => run_agent(*args),
         Command::Pull(args) => block_on(pull::run(args)),
+        Command::Upgrade(args) => block_on(upgrade::run(*args)),
         Command::Status(args) => block_on(status::run(args)),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "edgecore-prepull", &mut std::io::stdout());
@@ -102,7 +104,13 @@ fn run_agent(args: RunArgs) -> anyhow::Result<ExitCode> {
     let RunArgs { config, settings, log } = args;
     log::start(&log, "")?;
     let file = config.as_deref().map(Settings::from_file).transpose()?.unwrap_or_default();
-    block_on(run_until_stopped(settings.or_file(file)))
+    let settings = settings.or_file(file);
+    block_on(async {
+        match launch(&settings.state_dir, settings.metrics_listen).await {
+            Launched::Own => run_until_stopped(settings).await,
+            Launched::Other(code) => Ok(code),
+        }
+    })
 }
 
 /// Starts the parts of the agent, waits for a signal or for the end of a part, and stops the others.

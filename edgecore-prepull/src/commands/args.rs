@@ -44,6 +44,8 @@ pub(crate) enum Command {
     Run(Box<RunArgs>),
     /// Pull images on this machine now, without the cloud
     Pull(PullArgs),
+    /// Run another version of the agent on this machine, from a signed image; it goes back by itself if that one doesn't connect
+    Upgrade(Box<UpgradeArgs>),
     /// Show whether this machine is connected, what it downloads, and what is in its way
     Status(StatusArgs),
     /// Print the completion script of a shell
@@ -134,6 +136,54 @@ pub(crate) struct PullArgs {
     /// The images
     #[arg(required = true, value_name = "IMAGE")]
     pub(crate) images: Vec<String>,
+    /// How to pull them
+    #[command(flatten)]
+    pub(crate) how: PullOptions,
+}
+
+/// The arguments of `upgrade`.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = "\
+Examples:
+  edgecore-prepull upgrade --key /etc/edgecore-prepull/upgrade.pub registry.example/edgecore-prepull:0.2.0
+  edgecore-prepull upgrade registry.example/edgecore-prepull:0.2.0
+  edgecore-prepull upgrade --undo
+
+The installed program stays, and launches the other one. Once that one is connected and the container runtime answers, it runs
+from then on; else the program before runs again. A later `install`, or a package of another version, ends the upgrade.
+
+Exit status: 0 if the machine runs what was asked for, 1 if not, 2 for wrong usage.")]
+pub(crate) struct UpgradeArgs {
+    /// The image with the program, as it's released for the DaemonSet
+    #[arg(value_name = "IMAGE", required_unless_present = "undo", conflicts_with = "undo")]
+    pub(crate) image: Option<String>,
+    /// Public key, as PEM, by which the image must be signed (`cosign sign --key`); may be repeated
+    #[arg(long, value_name = "FILE", default_value = "/etc/edgecore-prepull/upgrade.pub")]
+    pub(crate) key: Vec<PathBuf>,
+    /// Time in which the program must be connected, with a container runtime that answers
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_within)]
+    pub(crate) within: std::time::Duration,
+    /// Run the installed program again
+    #[arg(long)]
+    pub(crate) undo: bool,
+    /// YAML file with the settings of the agent [default: /etc/edgecore-prepull/config.yaml, if it is there]
+    #[arg(long, value_name = "FILE", env = "PREPULL_CONFIG")]
+    pub(crate) config: Option<PathBuf>,
+    /// How to pull the image
+    #[command(flatten)]
+    pub(crate) how: PullOptions,
+}
+
+/// A day: a person waits for it.
+fn parse_within(text: &str) -> Result<std::time::Duration, String> {
+    const BOUNDS: std::ops::RangeInclusive<u64> = 5..=86_400;
+    let within = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    if BOUNDS.contains(&within.as_secs()) { Ok(within) } else { Err("from 5s to 1day".to_owned()) }
+}
+
+/// How images are pulled by hand.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct PullOptions {
     /// Socket of the container runtime [default: found in the usual places]
     #[arg(long, value_name = "ENDPOINT", env = "PREPULL_RUNTIME_ENDPOINT")]
     pub(crate) runtime_endpoint: Option<RuntimeEndpoint>,

@@ -8,12 +8,14 @@ mod tests;
 mod wording;
 
 use std::io::IsTerminal;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::Context;
 use prepull_api::credentials::RegistryConfig;
+use prepull_api::download::DownloadTerms;
 use prepull_api::image::Reference;
 use prepull_api::task::{ImageTask, JobUid, PullPolicy, Task, TaskId};
 use prepull_api::wire::Key;
@@ -21,7 +23,7 @@ use prepull_program::signals::wait_for_termination;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, interval, sleep, timeout_at};
 
-use crate::commands::args::PullArgs;
+use crate::commands::args::{PullArgs, PullOptions};
 use crate::config::{Amount, Limits, Rate};
 use crate::images::fetch::{FetchSettings, Fetching, ImageDownload, RoomRules};
 use crate::images::providers::{ProviderSettings, Providers, Stderr};
@@ -49,9 +51,17 @@ const TERMINATED: u8 = 143;
 
 /// Pulls the images. The exit status is 0 if all of them are on this machine now.
 pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
-    let fetch = fetch_settings(&args);
-    let PullArgs {
-        images,
+    Ok(pull(args.images, args.how, DownloadTerms::default()).await?.0)
+}
+
+/// Pulls images under these terms. Also returns what has pulled them.
+pub(super) async fn pull(
+    images: Vec<String>,
+    how: PullOptions,
+    terms: DownloadTerms,
+) -> anyhow::Result<(ExitCode, Arc<Fetching<CriPuller>>)> {
+    let fetch = fetch_settings(&how);
+    let PullOptions {
         runtime_endpoint: endpoint,
         docker_config,
         image_credential_provider_config,
@@ -62,7 +72,7 @@ pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
         timeout,
         download_window,
         ..
-    } = args;
+    } = how;
     let clock = node_clock(download_window)?;
     let providers = ProviderSettings {
         config: image_credential_provider_config,
@@ -70,16 +80,7 @@ pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
         timeout: image_credential_provider_timeout,
     };
     let providers = Providers::load(&providers, Stderr::Shown, None)?;
-    let config = match &docker_config {
-        None => None,
-        Some(path) => {
-            let text = std::fs::read(path)
-                .with_context(|| format!("cannot read --docker-config {}", path.display()))?;
-            let config = RegistryConfig::from_docker_config(&text)
-                .with_context(|| format!("--docker-config {} cannot be used", path.display()))?;
-            Some(config)
-        }
-    };
+    let config = docker_config.as_deref().map(read_docker_config).transpose()?;
     let mut tasks = Vec::new();
     let mut keys = Vec::new();
     for image in images {
@@ -99,7 +100,10 @@ pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
     let execution = Execution {
         done: vec![None; tasks.len()],
         check: None,
-        terms: TaskTerms::by_hand(keys, timeout, &clock, Instant::now().into_std()),
+        terms: TaskTerms {
+            download: Arc::new(terms),
+            ..TaskTerms::by_hand(keys, timeout, &clock, Instant::now().into_std())
+        },
         task: Task {
             id: TaskId { job: JobUid("pull".to_owned()), attempt: 1 },
             title: "pull".to_owned(),
@@ -143,15 +147,23 @@ pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
     display.show_missing_results(&images);
     display.show_summary(&images);
     let all = images.iter().all(|image| image.outcome.is_on_node());
-    Ok(match signalled.get() {
+    let code = match signalled.get() {
         _ if all => ExitCode::SUCCESS,
         Some(&"SIGINT") => ExitCode::from(INTERRUPTED),
         Some(_) => ExitCode::from(TERMINATED),
         None => ExitCode::FAILURE,
-    })
+    };
+    Ok((code, puller))
 }
 
-fn fetch_settings(args: &PullArgs) -> FetchSettings {
+fn read_docker_config(path: &Path) -> anyhow::Result<RegistryConfig> {
+    let text =
+        std::fs::read(path).with_context(|| format!("cannot read --docker-config {}", path.display()))?;
+    RegistryConfig::from_docker_config(&text)
+        .with_context(|| format!("--docker-config {} cannot be used", path.display()))
+}
+
+fn fetch_settings(args: &PullOptions) -> FetchSettings {
     FetchSettings {
         mode: args.fetch,
         max_rate: args.max_download_rate.map(|Rate(rate)| rate),

@@ -26,6 +26,7 @@ use crate::node_clock::node_clock;
 use crate::status::{AgentStatus, TaskStatus};
 use crate::tasks::agent::TaskRecord;
 use crate::tasks::{ledger, node};
+use crate::upgrade::{Files, Outcome};
 use text::render;
 
 /// Deadline of a question to the runtime: a person waits.
@@ -63,6 +64,9 @@ impl<T, E: std::fmt::Display> From<Result<T, E>> for Looked<T> {
 struct BoxReport {
     identity: Looked<IdentityStatus>,
     agent: Looked<AgentStatus>,
+    /// How the last trial of another version ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    upgrade: Option<Outcome>,
     runtime: Looked<RuntimeStatus>,
     /// Why the node's own windows let it download nothing now; absent while they do.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -138,9 +142,10 @@ async fn look(settings: &Effective) -> anyhow::Result<BoxReport> {
         let records = records.map(|records| records.iter().map(status).collect());
         records.map_err(|error| with_causes(&error)).into()
     });
+    let upgrade = Files::of(state_dir).read().ok().and_then(|record| record.last().cloned());
     let clock = node_clock(settings.download_windows.clone())?;
     let window = timestamp(SystemTime::now()).and_then(|now| clock.own_openings().explain(now));
-    Ok(BoxReport { identity: identity.into(), agent, runtime, window, tasks })
+    Ok(BoxReport { identity: identity.into(), agent, upgrade, runtime, window, tasks })
 }
 
 async fn ask_agent(listen: Listen) -> Looked<AgentStatus> {

@@ -182,6 +182,37 @@ impl<P: Puller> Fetching<P> {
         self.fetcher.downloads.now()
     }
 
+    /// Reads a file of an image that is unpacked on the node.
+    ///
+    /// # Errors
+    /// The image isn't there, its runtime isn't containerd or keeps its files elsewhere than in directories, or the image
+    /// has no regular file of at most `most` bytes at the path.
+    pub(crate) async fn read_file(&self, reference: &str, path: &str, most: u64) -> Result<Vec<u8>, String> {
+        let fetcher = &self.fetcher;
+        let facts = fetcher.runtime.read(fetcher.settings.hosts_dir.as_deref()).await;
+        let facts = facts.map_err(Stop::into_message)?;
+        let present = self.inner.look_up(reference).await.map_err(|error| error.message)?;
+        let id = present.and_then(|present| present.id).ok_or("the image is not on the node")?;
+        let chain = fetcher.store.snapshot_of(&id, &facts.snapshotter).await;
+        let chain = chain.ok_or("containerd has not unpacked the image")?;
+        let lease = fetcher.leases.acquire(reference).await.ok_or("containerd gives no lease")?;
+        let viewed = fetcher.unpacker.view(&facts.snapshotter, &chain, &lease).await;
+        let content = match viewed {
+            Ok((view, directories)) => {
+                let path = path.to_owned();
+                let read =
+                    tokio::task::spawn_blocking(move || old_files::read_file(&directories, &path, most));
+                let content = read.await.map_err(|error| error.to_string());
+                // If that fails, it goes with the lease.
+                let _ = fetcher.unpacker.remove(&facts.snapshotter, &view, &lease).await;
+                content.and_then(|content| content.map_err(|error| error.to_string()))
+            }
+            Err(status) => Err(status.message().to_owned()),
+        };
+        fetcher.leases.release(reference).await;
+        content
+    }
+
     async fn fetch(&self, request: PullRequest<'_>, progress: ProgressSink<'_>) -> Result<Pulled, Stop> {
         let reference = Reference::parse(request.reference)
             .map_err(|error| PullError::new(ErrorClass::Permanent, error.to_string()))?

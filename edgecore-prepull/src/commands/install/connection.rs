@@ -15,15 +15,15 @@ const MAX_ANSWER: u64 = 1 << 20;
 
 /// The agent's own report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Health {
+pub(crate) struct Health {
     /// The address of cloudcore with which it has a session.
-    pub(super) session: Option<String>,
+    pub(crate) session: Option<String>,
     /// Whether the container runtime answers.
-    pub(super) is_runtime_up: bool,
+    pub(crate) is_runtime_up: bool,
 }
 
 /// Asks the agent; it listens on this address.
-pub(super) async fn ask(listen: SocketAddr) -> io::Result<Health> {
+pub(crate) async fn ask(listen: SocketAddr) -> io::Result<Health> {
     let metrics = get(listen, "/metrics").await?;
     let is_runtime_up = get(listen, "/readyz").await?.starts_with("HTTP/1.0 200 ");
     Ok(Health { session: find_session(&metrics), is_runtime_up })

@@ -56,6 +56,7 @@ fn well() -> BoxReport {
         identity: Looked::Known(identity),
         agent: Looked::Known(agent),
         runtime: Looked::Known(runtime),
+        upgrade: None,
         window: None,
         tasks: None,
     }
@@ -104,6 +105,7 @@ fn without_the_agent_the_disk_tells_the_tasks() {
         identity: Looked::Error("this machine has not joined".to_owned()),
         agent: Looked::Error("it does not answer at 127.0.0.1:10004: refused".to_owned()),
         runtime: Looked::Error("no socket".to_owned()),
+        upgrade: None,
         window: None,
         tasks: Some(Looked::Known(vec![task])),
     };

@@ -10,6 +10,7 @@ use prepull_api::wire::Filesystem;
 
 use super::{BoxReport, IdentityStatus, Looked, RuntimeStatus};
 use crate::status::{CloudStatus, DownloadStatus, TaskStatus};
+use crate::upgrade::{Outcome, Program};
 
 /// The log that has the reasons.
 const LOG: &str = "journalctl -u edgecore-prepull shows the reason";
@@ -17,7 +18,7 @@ const LOG: &str = "journalctl -u edgecore-prepull shows the reason";
 const LONGEST: usize = 300;
 
 pub(super) fn render(report: &BoxReport, now: SystemTime) -> String {
-    let BoxReport { identity, agent, runtime, window, tasks } = report;
+    let BoxReport { identity, agent, upgrade, runtime, window, tasks } = report;
     let mut lines = vec![of_identity(identity, now)];
     match agent {
         Looked::Known(agent) => {
@@ -30,6 +31,7 @@ pub(super) fn render(report: &BoxReport, now: SystemTime) -> String {
             plain(error)
         )),
     }
+    lines.extend(upgrade.as_ref().map(of_upgrade));
     lines.extend(of_runtime(runtime));
     lines.extend(window.as_ref().map(|waits| format!("! downloads: the node {}", plain(waits))));
     let tasks = match (agent, tasks) {
@@ -68,6 +70,16 @@ fn of_identity(identity: &Looked<IdentityStatus>, now: SystemTime) -> String {
             plain(node)
         ),
         Looked::Error(error) => format!("✗ {}", plain(error)),
+    }
+}
+
+fn of_upgrade(Outcome { program, went_back }: &Outcome) -> String {
+    let Program { version, image, .. } = program;
+    match went_back {
+        None => format!("  upgraded to {} of {}", plain(version), plain(image)),
+        Some(reason) => {
+            format!("! {} of {} has not proved itself: {}", plain(version), plain(image), plain(reason))
+        }
     }
 }
 

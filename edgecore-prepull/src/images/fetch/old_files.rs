@@ -1,7 +1,7 @@
 //! The files of an earlier image, which layers are rebuilt from.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read as _};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
@@ -21,6 +21,18 @@ impl OldFiles {
         };
         directories.iter().map(open).collect::<Result<_, _>>().map(Self)
     }
+}
+
+/// Reads a regular file of at most `most` bytes.
+pub(super) fn read_file(directories: &[PathBuf], path: &str, most: u64) -> io::Result<Vec<u8>> {
+    let file = Sources::open(&mut OldFiles::open(directories)?, path.as_bytes())?;
+    let size = file.metadata()?.len();
+    if size > most {
+        return Err(io::Error::other(format!("{path} has {size} bytes, more than {most}")));
+    }
+    let mut content = Vec::new();
+    file.take(most).read_to_end(&mut content)?;
+    Ok(content)
 }
 
 impl Sources for OldFiles {

@@ -22,6 +22,14 @@ pub(super) enum Stop {
 }
 
 impl Stop {
+    /// The reason, in words.
+    pub(super) fn into_message(self) -> String {
+        match self {
+            Self::Failed(error) | Self::NoConnection { error, .. } => error.message,
+            Self::StepBack(why) => why,
+        }
+    }
+
     /// Translates the first request to a registry for an image: without a connection, nothing has been fetched yet.
     pub(super) fn of_resolve(error: RegistryError, registry: &str) -> Self {
         match error.kind {

@@ -1,0 +1,145 @@
+//! `edgecore-prepull upgrade`, on a machine with a real systemd. The other versions are scripts that run the installed
+//! program, or don't.
+
+use prepull_api::wire::TUNNEL_PATH;
+use prepull_e2e::machine::Machine;
+use prepull_e2e::parts;
+use prepull_e2e::ports::Port;
+use prepull_e2e::prelude::*;
+use prepull_e2e::signing::{Form, Signer};
+
+/// The downloaded program of the machine.
+const DOWNLOAD: &str = "/root/download";
+const KEY: &str = "/etc/edgecore-prepull/upgrade.pub";
+const RECORD: &str = "/var/lib/edgecore-prepull/upgrade/record.json";
+const REPOSITORY: &str = "team/edgecore-prepull";
+/// Size of the disk of the runtime: an agent with its defaults refuses images when the disk of the host is nearly full.
+const DISK: u64 = 256 * MIB;
+
+/// A joined machine, and the registry with the versions.
+struct EdgeBox {
+    machine: Machine,
+    registry: Registry,
+    signer: Signer,
+    containerd: Containerd,
+}
+
+impl EdgeBox {
+    async fn install(cloud: &Cloud) -> Result<Self> {
+        let (registry, containerd) =
+            tokio::try_join!(Registry::start().into_future(), Containerd::start_on("edge-1", Some(DISK)))?;
+        let machine = Machine::boot("edge-1", &containerd).await?;
+        let (metrics, token) = (Port::reserve()?, cloud.token("edge-1").await?);
+        let mut command = machine.command(&[DOWNLOAD, "install", "--disk-min-free", "64MiB"])?;
+        command.args(["--enroll-url", &format!("https://{}", cloud.enroll_addr())]);
+        command.args(["--tunnel-url", &format!("wss://{}{TUNNEL_PATH}", cloud.tunnel_addr())]);
+        command.args(["--metrics-listen", &metrics.addr().to_string()]).env("PREPULL_TOKEN", token);
+        parts::output(command).await?;
+        let signer = Signer::ecdsa().await?;
+        let new = Self { machine, registry, signer, containerd };
+        let key = new.signer.public_key()?;
+        new.shell(&format!("printf '%s' '{key}' >{KEY}")).await?;
+        Ok(new)
+    }
+
+    /// A version that does this when it's the agent.
+    fn version(&self, version: &str, does: &str) -> Result<(String, Image)> {
+        let script = format!(
+            "#!/bin/sh\nif [ \"$1\" = --version ]; then echo edgecore-prepull {version}; exit; fi\n{does}\n"
+        );
+        let image = Image::of_script(&format!("agent-{version}"), "edgecore-prepull", &script)?;
+        Ok((self.registry.seed(&image, &format!("{REPOSITORY}:{version}"))?, image))
+    }
+
+    async fn signed(&self, version: &str, does: &str) -> Result<String> {
+        let (reference, image) = self.version(version, does)?;
+        self.signer.sign(&self.registry, REPOSITORY, image.digest(), Form::Tag).await?;
+        Ok(reference)
+    }
+
+    async fn upgrade(&self, arguments: &[&str]) -> Result<String> {
+        self.machine.run(&[&["edgecore-prepull", "upgrade"], arguments].concat()).await
+    }
+
+    async fn shell(&self, line: &str) -> Result<String> {
+        self.machine.run(&["sh", "-c", line]).await
+    }
+
+    /// Whether the unit's process was launched by the installed program.
+    async fn is_launched(&self) -> Result<bool> {
+        let line = "tr '\\0' '\\n' </proc/$(systemctl show edgecore-prepull --property=MainPID --value)/environ | \
+                    grep -c PREPULL_LAUNCHED_BY || true";
+        Ok(self.shell(line).await?.trim() == "1")
+    }
+}
+
+#[tokio::test]
+async fn a_signed_version_proves_itself_or_goes_back() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let cloud = Cloud::start(&cluster).await?;
+    cluster.edge_nodes(&["edge-1"]).await?;
+    let node = EdgeBox::install(&cloud).await?;
+    let runs = "exec /usr/local/bin/edgecore-prepull \"$@\"";
+
+    // Nothing runs that isn't signed, or doesn't run here.
+    let (unsigned, _) = node.version("9.0.0", runs)?;
+    refusal(node.upgrade(&[&unsigned]).await, "the image is not signed")?;
+    let garbage = node.signed("9.1.0", "exit 0\n").await?;
+    node.shell(&format!("test ! -e {RECORD}")).await?;
+
+    let second = node.signed("2.0.0", runs).await?;
+    let said = node.upgrade(&[&second]).await?;
+    ensure!(said.contains("2.0.0 runs and is connected"), "{said}");
+    let image = node.registry.seed(&Image::of_layers("under", &[MIB])?, "team/under:v1")?;
+    cluster.job("under-2").on(["edge-1"]).images([&image]).completes().await?;
+    ensure!(node.containerd.has_image(&image).await?, "the image is not there");
+    node.shell("systemctl restart edgecore-prepull").await?;
+    eventually("the second version runs after a restart", SOON, async || {
+        ensure!(node.is_launched().await?, "the installed one runs");
+        Ok(())
+    })
+    .await?;
+
+    // Versions that end, hang, and don't connect: the second one runs again, and the error has the reason.
+    let ends = node.signed("3.0.0", "exit 7").await?;
+    refusal(node.upgrade(&[&ends]).await, "2.0.0 runs again: it ended after")?;
+    refusal(node.upgrade(&[&garbage]).await, "2.0.0 runs again: it ended after")?;
+    let hangs = node.signed("4.0.0", "exec sleep 1000").await?;
+    refusal(node.upgrade(&["--within", "5s", &hangs]).await, "it did not answer at 127.0.0.1")?;
+    let alone = "exec /usr/local/bin/edgecore-prepull \"$@\" --tunnel-url wss://127.0.0.1:1/v1/edge";
+    let alone = node.signed("5.0.0", alone).await?;
+    refusal(node.upgrade(&["--within", "5s", &alone]).await, "it did not connect to cloudcore within 5 s")?;
+    cluster.job("again-under-2").on(["edge-1"]).images([&image]).completes().await?;
+    let programs = node.shell("ls /var/lib/edgecore-prepull/upgrade/programs | wc -l").await?;
+    assert_eq!(programs.trim(), "1", "only the second version is kept");
+    let status = node.machine.run(&["edgecore-prepull", "status"]).await?;
+    ensure!(status.contains("5.0.0 has not proved itself"), "{status}");
+
+    // The machine is killed in the middle of a trial: it goes on at the next start.
+    let slow = node.signed("6.0.0", &format!("sleep 3\n{runs}")).await?;
+    let arguments = [slow.as_str()];
+    let trying = node.upgrade(&arguments);
+    let killing = async {
+        let trial = format!("grep -q '\"starts\": 1' {RECORD}");
+        eventually("it is tried", SOON, async || node.shell(&trial).await).await?;
+        node.shell("systemctl kill --signal=KILL edgecore-prepull").await
+    };
+    let (said, killed) = tokio::join!(trying, killing);
+    killed?;
+    let said = said?;
+    ensure!(said.contains("6.0.0 runs and is connected"), "{said}");
+    node.shell(&format!("grep -q 6.0.0 {RECORD}")).await?;
+
+    // A damaged program: the installed one runs.
+    node.shell("for f in /var/lib/edgecore-prepull/upgrade/programs/*; do echo exit 1 >$f; done").await?;
+    node.shell("systemctl restart edgecore-prepull").await?;
+    cluster.job("after-damage").on(["edge-1"]).images([&image]).completes().await?;
+    ensure!(!node.is_launched().await?, "a damaged program runs");
+
+    node.upgrade(&[&second]).await?;
+    let said = node.upgrade(&["--undo"]).await?;
+    ensure!(said.contains("runs again"), "{said}");
+    cluster.job("after-undo").on(["edge-1"]).images([&image]).completes().await?;
+    ensure!(!node.is_launched().await?, "the installed program does not run");
+    Ok(())
+}

@@ -1,0 +1,166 @@
+//! `edgecore-prepull upgrade`: another version of the agent, from a signed image.
+
+use std::path::{Path, PathBuf};
+use std::process::{ExitCode, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail};
+use prepull_api::download::{DownloadTerms, Verification, VerificationMode};
+use prepull_api::image::Reference;
+use prepull_program::errors::with_causes;
+use tokio::process::Command;
+use tokio::time::{Instant, interval, timeout};
+
+use super::install::machine::find_init;
+use super::install::places::{Places, UNIT};
+use super::install::plan::Init;
+use super::install::{say, systemd};
+use super::pull::pull;
+use crate::commands::args::UpgradeArgs;
+use crate::config::{Effective, Listen, Settings};
+use crate::images::fetch::FetchMode;
+use crate::upgrade::{Files, MOST_BYTES, Program, Record, VERSION};
+
+/// The program in the released images.
+const PATH: &str = "usr/local/bin/edgecore-prepull";
+/// A program prints its version within milliseconds.
+const PRINT: Duration = Duration::from_secs(10);
+/// How often we look whether the trial has ended.
+const LOOK: Duration = Duration::from_millis(200);
+/// How much longer than the program has we wait: it may be started three times, and is stopped at the end.
+const GRACE: Duration = Duration::from_secs(60);
+
+/// Upgrades, or goes back with `--undo`.
+pub(crate) async fn run(args: UpgradeArgs) -> anyhow::Result<ExitCode> {
+    let settings = settings(&args)?;
+    let files = Files::of(&settings.state_dir);
+    let init = find_init(&Places::default());
+    if init == Init::Container {
+        bail!("this is a container: Kubernetes upgrades it, with the image of the DaemonSet");
+    }
+    let record = files.read()?;
+    if args.undo {
+        return undo(&files, record, init).await;
+    }
+    if record.is_trying() {
+        bail!("an upgrade is being tried: wait for its end, or end it with --undo");
+    }
+    if settings.metrics_listen == Listen::Off {
+        bail!(
+            "metricsListen is off, so that the new program can't be asked whether it's connected: set it in the agent's file"
+        );
+    }
+    let image = args.image.ok_or_else(|| anyhow!("no image is given"))?;
+    let reference = Reference::parse(&image)?.normalized().to_string();
+    let keys = read_keys(&args.key)?;
+    let verify = Verification { mode: VerificationMode::Enforce, keys, unavailable: None };
+    let terms = DownloadTerms { verify: Some(verify), ..DownloadTerms::default() };
+    let mut how = args.how;
+    // Only the agent verifies signatures.
+    how.fetch = FetchMode::Agent;
+    how.runtime_endpoint = how.runtime_endpoint.or(settings.runtime_endpoint);
+    let (code, puller) = pull(vec![image.clone()], how, terms).await?;
+    if code != ExitCode::SUCCESS {
+        return Ok(code);
+    }
+    let read = puller.read_file(&reference, PATH, MOST_BYTES).await;
+    let content = read.map_err(|why| anyhow!("cannot take /{PATH} out of {image}: {why}"))?;
+    let (digest, path) = files.store(&content)?;
+    let version = match print_version(&path).await {
+        Ok(version) => version,
+        Err(error) => {
+            // Removes the program.
+            files.write(&record)?;
+            return Err(error.context(format!("the program of {image} does not run on this machine")));
+        }
+    };
+    let mut record = record;
+    record.try_program(
+        VERSION,
+        Program { digest: digest.clone(), version: version.clone(), image },
+        args.within.as_secs(),
+    );
+    files.write(&record)?;
+    say(&format!("{version} is tried: it has {} to connect", humantime::format_duration(args.within)))?;
+    restart(init).await?;
+    match wait_for_end(&files, args.within).await? {
+        Some(ended) if ended.proved().is_some_and(|program| program.digest == digest) => {
+            say(&format!("{version} runs and is connected"))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Some(ended) => {
+            let why = ended.last().and_then(|last| last.went_back.as_deref()).unwrap_or("its record is gone");
+            let now = ended.proved().map_or(VERSION, |program| &program.version);
+            bail!("{version} has not proved itself, and {now} runs again: {why}")
+        }
+        None => bail!("{version} is still being tried; `journalctl --unit {UNIT}` shows it"),
+    }
+}
+
+/// Runs the installed program again.
+async fn undo(files: &Files, before: Record, init: Init) -> anyhow::Result<ExitCode> {
+    if before == Record::default() || (!before.is_trying() && before.proved().is_none()) {
+        say(&format!("the installed program, {VERSION}, runs already"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    files.write(&Record::default())?;
+    restart(init).await?;
+    say(&format!("the installed program, {VERSION}, runs again"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The settings of the agent, as far as its file has them.
+fn settings(args: &UpgradeArgs) -> anyhow::Result<Effective> {
+    let usual = Places::default().settings;
+    let file = args.config.clone().or_else(|| usual.exists().then_some(usual));
+    let file = file.as_deref().map(Settings::from_file).transpose()?.unwrap_or_default();
+    Ok(Settings::default().or_file(file))
+}
+
+fn read_keys(files: &[PathBuf]) -> anyhow::Result<Vec<String>> {
+    let read = |file: &PathBuf| {
+        std::fs::read_to_string(file).with_context(|| {
+            format!(
+                "cannot read --key {}: put the public key there by which releases are signed",
+                file.display()
+            )
+        })
+    };
+    files.iter().map(read).collect()
+}
+
+/// Runs `PROGRAM --version`: another architecture, or a damaged file, shows here.
+async fn print_version(program: &Path) -> anyhow::Result<String> {
+    let mut command = Command::new(program);
+    command.arg("--version").env_clear().stdin(Stdio::null()).kill_on_drop(true);
+    let output =
+        timeout(PRINT, command.output()).await.map_err(|_| anyhow!("`--version` does not end"))??;
+    let said = String::from_utf8_lossy(&output.stdout);
+    match said.trim().strip_prefix("edgecore-prepull ") {
+        Some(version) if output.status.success() && version.len() <= 64 => Ok(version.to_owned()),
+        _ => bail!("`--version` prints no version of edgecore-prepull ({})", output.status),
+    }
+}
+
+async fn restart(init: Init) -> anyhow::Result<()> {
+    if init == Init::Systemd {
+        // A few upgrades in a row would meet the limit of starts.
+        systemd::systemctl(&["reset-failed", UNIT]).await?;
+        return systemd::systemctl(&["restart", UNIT]).await;
+    }
+    say("no systemd runs here: restart the agent now")
+}
+
+/// The record at the end of the trial; `None` if it doesn't end in time.
+async fn wait_for_end(files: &Files, within: Duration) -> anyhow::Result<Option<Record>> {
+    let (deadline, mut looks) = (Instant::now() + 3 * within + GRACE, interval(LOOK));
+    while Instant::now() < deadline {
+        looks.tick().await;
+        match files.read() {
+            Ok(record) if record.is_trying() => {}
+            Ok(record) => return Ok(Some(record)),
+            Err(error) => bail!("{}", with_causes(error.as_ref())),
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,109 @@
+//! The programs and their record in the state directory.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use prepull_registry::digest::sha256;
+
+use super::record::{Program, Record};
+use crate::cloud::identity::replace_file;
+
+/// Largest program that we keep, in bytes. The agent has about 12 MiB.
+pub(crate) const MOST_BYTES: u64 = 128 << 20;
+
+/// The directory `upgrade` of the state directory.
+pub(crate) struct Files {
+    record: PathBuf,
+    programs: PathBuf,
+}
+
+impl Files {
+    pub(crate) fn of(state_dir: &Path) -> Self {
+        let dir = state_dir.join("upgrade");
+        Self { record: dir.join("record.json"), programs: dir.join("programs") }
+    }
+
+    /// The record; without one, the installed program runs.
+    pub(crate) fn read(&self) -> anyhow::Result<Record> {
+        let text = match fs::read(&self.record) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Record::default()),
+            text => text.with_context(|| format!("cannot read {}", self.record.display()))?,
+        };
+        serde_json::from_slice(&text)
+            .with_context(|| format!("{} is damaged: remove it", self.record.display()))
+    }
+
+    /// Writes the record, so that it survives a power cut, and removes the programs that it doesn't name.
+    pub(crate) fn write(&self, record: &Record) -> anyhow::Result<()> {
+        self.make_dirs()?;
+        let text = serde_json::to_vec_pretty(record)?;
+        replace_file(&self.record, &text, 0o600)
+            .with_context(|| format!("cannot write {}", self.record.display()))?;
+        let kept: Vec<_> = record.digests().map(|digest| self.path(digest)).collect();
+        for entry in fs::read_dir(&self.programs).into_iter().flatten().flatten() {
+            if !kept.contains(&entry.path()) {
+                // The next write tries again.
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores a program, so that it survives a power cut. Returns its digest and its path.
+    pub(crate) fn store(&self, program: &[u8]) -> anyhow::Result<(String, PathBuf)> {
+        self.make_dirs()?;
+        let digest = sha256(program);
+        let path = self.path(&digest);
+        replace_file(&path, program, 0o700).with_context(|| format!("cannot write {}", path.display()))?;
+        Ok((digest, path))
+    }
+
+    /// The path of a program that is what it was when it was stored.
+    pub(crate) fn check(&self, program: &Program) -> anyhow::Result<PathBuf> {
+        let path = self.path(&program.digest);
+        let content = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        if sha256(&content) != program.digest {
+            bail!("{} is damaged", path.display());
+        }
+        Ok(path)
+    }
+
+    fn path(&self, digest: &str) -> PathBuf {
+        self.programs.join(digest.trim_start_matches("sha256:"))
+    }
+
+    fn make_dirs(&self) -> anyhow::Result<()> {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&self.programs)
+            .with_context(|| format!("cannot create {}", self.programs.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn only_named_and_undamaged_programs_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::of(dir.path());
+        assert_eq!(files.read().unwrap(), Record::default());
+        let (digest, path) = files.store(b"a program").unwrap();
+        let (_, other) = files.store(b"another").unwrap();
+        let program = Program { digest, version: "2".to_owned(), image: "agent:2".to_owned() };
+        let mut record = Record::default();
+        record.try_program("1", program.clone(), 60);
+        files.write(&record).unwrap();
+        assert_eq!(files.read().unwrap(), record);
+        assert!(path.exists() && !other.exists());
+        assert_eq!(files.check(&program).unwrap(), path);
+        fs::write(&path, "a progr").unwrap();
+        assert!(files.check(&program).unwrap_err().to_string().ends_with("is damaged"));
+    }
+}

@@ -1,0 +1,217 @@
+//! The installed program launches the one that was chosen for this machine.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, ExitCode, ExitStatus};
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use prepull_program::errors::with_causes;
+use prepull_program::signals::wait_for_termination;
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::process::Child;
+use tokio::time::{Instant, interval, sleep, timeout};
+use tracing::{error, info, warn};
+
+use super::record::{Program, Start};
+use super::{Files, VERSION};
+use crate::commands::install::connection;
+use crate::config::Listen;
+
+/// Set for a launched program, which launches no other one.
+const LAUNCHED: &str = "PREPULL_LAUNCHED_BY";
+/// How often we ask a program on trial whether it's connected.
+const ASK: Duration = Duration::from_secs(1);
+/// The wait before a program that ended early is started again.
+const RETRY: Duration = Duration::from_secs(1);
+/// How long a program may take to stop; the unit kills it after 20 s.
+const STOP: Duration = Duration::from_secs(15);
+
+/// The result of [`launch`].
+pub(crate) enum Launched {
+    /// This program is the agent.
+    Own,
+    /// Another program has been the agent, and has ended.
+    Other(ExitCode),
+}
+
+/// Runs the program that was chosen for this machine, if it isn't this one.
+pub(crate) async fn launch(state_dir: &Path, listen: Listen) -> Launched {
+    if std::env::var_os(LAUNCHED).is_some() {
+        return Launched::Own;
+    }
+    match launch_other(&Files::of(state_dir), listen).await {
+        Ok(Some(status)) => Launched::Other(exit_code(status)),
+        Ok(None) => Launched::Own,
+        Err(error) => {
+            error!(error = %with_causes(error.as_ref()), "the upgrade of this program can't be used; the installed one runs");
+            Launched::Own
+        }
+    }
+}
+
+async fn launch_other(files: &Files, listen: Listen) -> anyhow::Result<Option<ExitStatus>> {
+    loop {
+        let before = files.read()?;
+        let mut record = before.clone();
+        let start = record.start(VERSION);
+        if record != before {
+            // Before the start: a program that stops the machine must not be started for ever.
+            files.write(&record)?;
+        }
+        match start {
+            Start::Own => {
+                if let (Some(last), true) = (record.last(), before.is_trying())
+                    && let Some(reason) = &last.went_back
+                {
+                    warn!(version = last.program.version, reason, "back from the upgrade");
+                }
+                return Ok(None);
+            }
+            Start::Proved(program) => match become_program(files, &program) {
+                Ok(never) => match never {},
+                Err(error) => {
+                    let reason = with_causes(error.as_ref());
+                    error!(version = program.version, reason, "the upgraded program can't be started");
+                    record.give_up(reason);
+                    files.write(&record)?;
+                }
+            },
+            Start::Trial(program, within) => {
+                info!(version = program.version, image = program.image, within, "an upgrade is tried");
+                match watch(files, &program, Duration::from_secs(within), listen).await? {
+                    Watched::Ended(status) => return Ok(Some(status)),
+                    Watched::EndedEarly(reason) if record.has_starts_left() => {
+                        warn!(version = program.version, reason, "the upgraded program ended early");
+                        sleep(RETRY).await;
+                    }
+                    Watched::EndedEarly(reason) | Watched::Failed(reason) => {
+                        warn!(version = program.version, reason, "back from the upgrade");
+                        let mut record = files.read()?;
+                        record.go_back(reason);
+                        files.write(&record)?;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Replaces this process.
+fn become_program(files: &Files, program: &Program) -> anyhow::Result<Infallible> {
+    let path = files.check(program)?;
+    Err(anyhow!(command(&path).exec()).context(format!("cannot run {}", path.display())))
+}
+
+fn command(path: &Path) -> Command {
+    let mut command = Command::new(path);
+    command.args(std::env::args_os().skip(1)).env(LAUNCHED, VERSION);
+    command
+}
+
+/// How a trial ended.
+enum Watched {
+    /// The program had proved itself, or we were stopped.
+    Ended(ExitStatus),
+    /// It ended by itself before that.
+    EndedEarly(String),
+    /// It didn't prove itself in time, or can't be started at all.
+    Failed(String),
+}
+
+async fn watch(
+    files: &Files,
+    program: &Program,
+    within: Duration,
+    listen: Listen,
+) -> anyhow::Result<Watched> {
+    let Listen::On(listen) = listen else {
+        return Ok(Watched::Failed(
+            "--metrics-listen is off, so that it can't be asked whether it's connected".to_owned(),
+        ));
+    };
+    let spawned = files.check(program).and_then(|path| {
+        let mut command = tokio::process::Command::from(command(&path));
+        command.kill_on_drop(true).spawn().with_context(|| format!("cannot run {}", path.display()))
+    });
+    let mut child = match spawned {
+        Ok(child) => child,
+        Err(error) => return Ok(Watched::Failed(with_causes(error.as_ref()))),
+    };
+    let began = Instant::now();
+    tokio::select! {
+        status = child.wait() => {
+            let (status, after) = (status?, began.elapsed().as_secs_f64());
+            return Ok(Watched::EndedEarly(format!("it ended after {after:.1} s: {status}")));
+        }
+        signal = wait_for_termination() => {
+            signal?;
+            return Ok(Watched::Ended(stop(&mut child).await?));
+        }
+        proved = timeout(within, until_connected(listen)) => {
+            if proved.is_err() {
+                let lack = name_lack(listen).await;
+                stop(&mut child).await?;
+                return Ok(Watched::Failed(format!("{lack} within {} s", within.as_secs())));
+            }
+        }
+    }
+    let mut record = files.read()?;
+    record.prove();
+    files.write(&record)?;
+    info!(
+        version = program.version,
+        seconds = began.elapsed().as_secs(),
+        "the upgrade has proved itself: it's connected"
+    );
+    // It goes on as a process of ours until the next start.
+    tokio::select! {
+        status = child.wait() => Ok(Watched::Ended(status?)),
+        signal = wait_for_termination() => {
+            signal?;
+            Ok(Watched::Ended(stop(&mut child).await?))
+        }
+    }
+}
+
+/// Waits until the agent is connected, and its runtime answers.
+async fn until_connected(listen: SocketAddr) {
+    let mut asks = interval(ASK);
+    loop {
+        asks.tick().await;
+        if let Ok(health) = connection::ask(listen).await
+            && health.session.is_some()
+            && health.is_runtime_up
+        {
+            return;
+        }
+    }
+}
+
+/// What a program on trial lacks.
+async fn name_lack(listen: SocketAddr) -> String {
+    match connection::ask(listen).await {
+        Err(error) => format!("it did not answer at {listen} ({error})"),
+        Ok(health) if health.session.is_none() => "it did not connect to cloudcore".to_owned(),
+        Ok(_) => "it did not reach the container runtime".to_owned(),
+    }
+}
+
+async fn stop(child: &mut Child) -> std::io::Result<ExitStatus> {
+    if let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw) {
+        // It may have ended by now.
+        let _ = kill_process(pid, Signal::TERM);
+    }
+    if let Ok(status) = timeout(STOP, child.wait()).await {
+        return status;
+    }
+    child.kill().await?;
+    child.wait().await
+}
+
+fn exit_code(status: ExitStatus) -> ExitCode {
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    code.map_or(ExitCode::FAILURE, ExitCode::from)
+}

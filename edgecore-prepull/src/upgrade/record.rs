@@ -1,0 +1,224 @@
+//! Which program runs on this machine. Pure.
+
+use serde::{Deserialize, Serialize};
+
+/// How often a program may be started before it has proved itself: once for the upgrade, and twice more for a power cut,
+/// or a restart by a person, in the middle.
+const MOST_STARTS: u32 = 3;
+
+/// A program in the state directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Program {
+    /// `sha256:…` of the file.
+    pub(crate) digest: String,
+    /// As it prints it.
+    pub(crate) version: String,
+    /// The image that it came from.
+    pub(crate) image: String,
+}
+
+/// The programs of this machine besides the installed one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Record {
+    /// Version of the installed program that this was written beside. If it has
+    /// another one now, it was installed since, and runs.
+    base: String,
+    /// The program that runs in place of the installed one.
+    proved: Option<Program>,
+    trial: Option<Trial>,
+    last: Option<Outcome>,
+}
+
+/// A program that hasn't proved itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Trial {
+    program: Program,
+    /// Seconds that it has in each start.
+    within: u64,
+    starts: u32,
+}
+
+/// How the last trial ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Outcome {
+    pub(crate) program: Program,
+    /// Why the machine went back to the program before; absent if the program has proved itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) went_back: Option<String>,
+}
+
+/// What `run` does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Start {
+    /// It's the agent itself.
+    Own,
+    /// It becomes this program.
+    Proved(Program),
+    /// It starts this program, and gives it so many seconds to prove itself.
+    Trial(Program, u64),
+}
+
+impl Record {
+    /// Whether a program is being tried.
+    pub(crate) fn is_trying(&self) -> bool {
+        self.trial.is_some()
+    }
+
+    /// The program that runs in place of the installed one.
+    pub(crate) fn proved(&self) -> Option<&Program> {
+        self.proved.as_ref()
+    }
+
+    /// How the last trial ended.
+    pub(crate) fn last(&self) -> Option<&Outcome> {
+        self.last.as_ref()
+    }
+
+    /// Digests of the programs that may still run.
+    pub(crate) fn digests(&self) -> impl Iterator<Item = &str> {
+        let trial = self.trial.as_ref().map(|trial| &trial.program);
+        self.proved.iter().chain(trial).map(|program| program.digest.as_str())
+    }
+
+    /// Has a program tried at the next start. It has `within` seconds to prove itself.
+    pub(crate) fn try_program(&mut self, base: &str, program: Program, within: u64) {
+        if self.base != base {
+            *self = Self { base: base.to_owned(), ..Self::default() };
+        }
+        self.trial = Some(Trial { program, within, starts: 0 });
+    }
+
+    /// Decides at a start of the installed program. The record must be on the disk before the program is started.
+    pub(super) fn start(&mut self, base: &str) -> Start {
+        if self.digests().next().is_none() {
+            return Start::Own;
+        }
+        if self.base != base {
+            let last = self.last.take();
+            *self = Self { base: base.to_owned(), last, ..Self::default() };
+            return Start::Own;
+        }
+        match &mut self.trial {
+            Some(trial) if trial.starts < MOST_STARTS => {
+                trial.starts += 1;
+                return Start::Trial(trial.program.clone(), trial.within);
+            }
+            Some(_) => self.go_back(format!("it was started {MOST_STARTS} times and has not proved itself")),
+            None => {}
+        }
+        self.proved.clone().map_or(Start::Own, Start::Proved)
+    }
+
+    /// The program of the trial is the one to run from now on.
+    pub(super) fn prove(&mut self) {
+        if let Some(Trial { program, .. }) = self.trial.take() {
+            self.last = Some(Outcome { program: program.clone(), went_back: None });
+            self.proved = Some(program);
+        }
+    }
+
+    /// Whether the program of the trial may be started once more.
+    pub(super) fn has_starts_left(&self) -> bool {
+        self.trial.as_ref().is_some_and(|trial| trial.starts < MOST_STARTS)
+    }
+
+    /// Ends the trial: the program before runs again.
+    pub(super) fn go_back(&mut self, reason: String) {
+        if let Some(Trial { program, .. }) = self.trial.take() {
+            self.last = Some(Outcome { program, went_back: Some(reason) });
+        }
+    }
+
+    /// Gives up the program that had proved itself: the installed one runs again.
+    pub(crate) fn give_up(&mut self, reason: String) {
+        if let Some(program) = self.proved.take() {
+            self.last = Some(Outcome { program, went_back: Some(reason) });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BASE: &str = "0.1.0";
+
+    fn program(version: &str) -> Program {
+        Program {
+            digest: format!("sha256:{version}"),
+            version: version.to_owned(),
+            image: format!("agent:{version}"),
+        }
+    }
+
+    fn tried(version: &str) -> Record {
+        let mut record = Record::default();
+        record.try_program(BASE, program(version), 60);
+        record
+    }
+
+    #[test]
+    fn a_program_runs_once_it_has_proved_itself() {
+        let mut record = tried("2");
+        assert_eq!(record.start(BASE), Start::Trial(program("2"), 60));
+        record.prove();
+        assert_eq!(record.start(BASE), Start::Proved(program("2")));
+        assert_eq!(record.last(), Some(&Outcome { program: program("2"), went_back: None }));
+    }
+
+    #[test]
+    fn without_another_program_nothing_is_written() {
+        let mut record = Record::default();
+        assert_eq!((record.start(BASE), record), (Start::Own, Record::default()));
+    }
+
+    #[test]
+    fn a_failed_trial_leads_to_the_program_before() {
+        let mut record = tried("2");
+        record.go_back("why".to_owned());
+        assert_eq!(record.start(BASE), Start::Own);
+
+        let mut record = tried("2");
+        record.prove();
+        record.try_program(BASE, program("3"), 60);
+        assert_eq!(record.digests().collect::<Vec<_>>(), ["sha256:2", "sha256:3"]);
+        record.go_back("why".to_owned());
+        assert_eq!(record.start(BASE), Start::Proved(program("2")));
+        let last = record.last().map(|last| (last.program.version.as_str(), last.went_back.as_deref()));
+        assert_eq!(last, Some(("3", Some("why"))));
+    }
+
+    #[test]
+    fn a_program_that_ends_the_machine_is_started_three_times() {
+        let mut record = tried("2");
+        let starts: Vec<_> = (0..5).map(|_| record.start(BASE)).collect();
+        assert_eq!(starts[..3], vec![Start::Trial(program("2"), 60); 3]);
+        assert_eq!(starts[3..], [Start::Own, Start::Own]);
+        assert!(record.last().is_some_and(|last| last.went_back.is_some()));
+    }
+
+    #[test]
+    fn an_installed_program_of_another_version_wins() {
+        for proved in [false, true] {
+            let mut record = tried("2");
+            if proved {
+                record.prove();
+            }
+            assert_eq!(record.start("0.3.0"), Start::Own, "{proved}");
+            assert_eq!(record.start("0.3.0"), Start::Own, "{proved}");
+            assert_eq!(record.digests().count(), 0);
+        }
+    }
+
+    #[test]
+    fn a_damaged_program_is_given_up() {
+        let mut record = tried("2");
+        record.prove();
+        record.give_up("damaged".to_owned());
+        assert_eq!(record.start(BASE), Start::Own);
+    }
+}
