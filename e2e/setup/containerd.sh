@@ -5,7 +5,11 @@
 set -euo pipefail
 release=$1
 # No package brings 2.2 to Debian yet. Its own module has the checksums of what it needs, so that Go's client builds it as it is.
-if [[ $release == 2.2 ]]; then exec "$(dirname "${BASH_SOURCE[0]}")/containerd-module.sh" v2.2.9; fi
+if [[ $release == 2.2 ]]; then
+  version=v2.2.9 module=github.com/containerd/containerd/v2
+  exec "$(dirname "${BASH_SOURCE[0]}")/go-module.sh" containerd "$version" "-X $module/version.Version=$version" \
+    "$module/cmd/containerd" "$module/cmd/containerd-shim-runc-v2"
+fi
 # shellcheck source=e2e/setup/debian-package.sh
 source "$(dirname "${BASH_SOURCE[0]}")/debian-package.sh"
 

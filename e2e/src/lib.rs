@@ -15,6 +15,7 @@
 //!    ├─ EdgeNode  a containerd and an edgecore-prepull that has joined with a token
 //!    ├─ Disk      ext4 or xfs under a containerd, with a power switch
 //!    ├─ Person    kubectl prepull, with a user's rights (services: how the API server finds a Cloud)
+//!    ├─ Helm      helm, for our chart
 //!    ├─ Prometheus  a real one, with the alerts and queries of manifests/monitoring
 //!    ├─ Machine   a systemd of its own, in namespaces, for what only an init shows
 //!    ├─ Network   namespaces for the cloud and for edges, with cables that can be cut, one way or both
@@ -50,6 +51,7 @@ pub mod disk;
 pub mod flood;
 pub mod front;
 mod ground;
+pub mod helm;
 pub mod http_proxy;
 pub mod images;
 pub mod intruder;

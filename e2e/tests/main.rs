@@ -6,6 +6,7 @@ mod api_faults;
 mod bad_input;
 mod cancels;
 mod cel;
+mod chart;
 mod consent;
 mod course;
 mod credential_providers;

@@ -1,22 +1,23 @@
 #!/usr/bin/env bash
-# Builds a containerd of version 2 from its Go module, once, and prints its directory; all else is on stderr. It takes about
-# 90 s of processor time. Usage: containerd-module.sh VERSION
+# Builds programs of a Go module, once, and prints their directory in the cache; all else is on stderr.
+# Usage: go-module.sh NAME VERSION LDFLAGS PACKAGE...; the first package is NAME's, which `PROBE` starts (`--version` by default).
 # shellcheck disable=SC2317 # the steps of the build are called by name, through `phase`
 set -euo pipefail
 
-version=$1
+program=$1 version=$2 flags=$3
+packages=("${@:4}")
+read -ra probe <<<"${PROBE:---version}"
 setup=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-part="containerd $version"
+part="$program $version"
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/prepull-e2e
-built=$cache/containerd-$version
-log=$cache/containerd-build.log
-module=github.com/containerd/containerd/v2
+built=$cache/$program-$version
+log=$cache/$program-build.log
 # shellcheck source=e2e/setup/build-once.sh
 source "$setup/build-once.sh"
 
-# Runs it, too: one for another machine type is no containerd here.
+# Runs it, too: one for another machine type is none here.
 take() {
-  [[ -x $built/containerd ]] && "$built/containerd" --version >/dev/null 2>&1 || return 1
+  [[ -x $built/$program ]] && "$built/$program" "${probe[@]}" >/dev/null 2>&1 || return 1
   say "$part from the cache ($built)"
   printf '%s\n' "$built"
 }
@@ -31,13 +32,12 @@ say "$part: building it once with $found; log: $log"
 compile() {
   env -u GOROOT -u GOEXPERIMENT -u GOARCH -u GOOS CGO_ENABLED=0 GOWORK=off GOBIN="$scratch/result" \
     GOFLAGS="-modcacherw -buildvcs=false -trimpath" GOCACHE="$scratch/go/build" GOMODCACHE="$scratch/go/modules" \
-    go install -ldflags "-s -w -X $module/version.Version=$version" \
-    "$module/cmd/containerd@$version" "$module/cmd/containerd-shim-runc-v2@$version"
+    go install -ldflags "-s -w $flags" "${packages[@]/%/@$version}"
 }
 
 # In place in one step, so that a cache directory is always a whole one.
 keep() {
-  "$scratch/result/containerd" --version
+  "$scratch/result/$program" "${probe[@]}"
   rm -rf "$built"
   mv -T "$scratch/result" "$built"
 }
@@ -47,4 +47,4 @@ phase "modules and compiler" compile
 phase "into the cache" keep
 say "$part: built in $SECONDS s"
 take && exit
-die "$built has no containerd that runs, see $log"
+die "$built has no $program that runs, see $log"
