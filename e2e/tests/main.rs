@@ -19,6 +19,7 @@ mod fetch_access;
 mod fleet;
 mod floods;
 mod full_disks;
+mod gitops;
 mod ha;
 mod harness;
 mod harness_edge;
