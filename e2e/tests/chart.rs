@@ -152,3 +152,176 @@ async fn chart_and_kustomize_agree() -> Result<()> {
     }
     Ok(())
 }
+
+/// The object of the chart, with these values on top of an address.
+async fn rendered(helm: &Helm, more: Value, id: &str) -> Result<Option<Value>> {
+    let mut values = json!({"advertise": ["a.example", "b.example"], "crds": {"enabled": false}});
+    for (name, value) in more.as_object().into_iter().flatten() {
+        values[name] = value.clone();
+    }
+    Ok(objects(helm.template("edge", &values).await?)?.remove(id))
+}
+
+#[tokio::test]
+async fn values_change_what_they_name() -> Result<()> {
+    const DEPLOYMENT: &str = r#""Deployment" "edge" "cloudcore-prepull""#;
+    const SERVICE: &str = r#""Service" "edge" "cloudcore-prepull""#;
+    const SETTINGS: &str = r#""ConfigMap" "edge" "cloudcore-prepull-settings""#;
+    const AGENTS: &str = r#""DaemonSet" "agents" "edgecore-prepull""#;
+    const AGENT_SETTINGS: &str = r#""ConfigMap" "agents" "edgecore-prepull""#;
+    let helm = Helm::find().await?;
+    let digest = format!("sha256:{}", "a".repeat(64));
+    let agents = |more: Value| {
+        let mut agents = json!({"enabled": true, "namespace": "agents"});
+        for (name, value) in more.as_object().into_iter().flatten() {
+            agents[name] = value.clone();
+        }
+        json!({"agents": agents})
+    };
+    let container = "/spec/template/spec/containers/0";
+    let table = [
+        (json!({}), SETTINGS, "/data/PREPULL_ADVERTISE".to_owned(), json!("a.example,b.example")),
+        (json!({"settings": {"PREPULL_X": 3}}), SETTINGS, "/data/PREPULL_X".into(), json!("3")),
+        (json!({"replicas": 1}), DEPLOYMENT, "/spec/replicas".into(), json!(1)),
+        (
+            json!({"image": {"tag": "9"}}),
+            DEPLOYMENT,
+            format!("{container}/image"),
+            json!("cloudcore-prepull:9"),
+        ),
+        (
+            json!({"image": {"repository": "r.example/c", "digest": digest}}),
+            DEPLOYMENT,
+            format!("{container}/image"),
+            json!(format!("r.example/c@{digest}")),
+        ),
+        (
+            json!({"image": {"pullPolicy": "Always"}}),
+            DEPLOYMENT,
+            format!("{container}/imagePullPolicy"),
+            json!("Always"),
+        ),
+        (json!({"extraArgs": ["--x=1"]}), DEPLOYMENT, format!("{container}/args/6"), json!("--x=1")),
+        (
+            json!({"resources": {"limits": {"memory": "1Gi"}}}),
+            DEPLOYMENT,
+            format!("{container}/resources"),
+            json!({"limits": {"memory": "1Gi"}}),
+        ),
+        (
+            json!({"podSpec": {"priorityClassName": "p"}}),
+            DEPLOYMENT,
+            "/spec/template/spec/priorityClassName".into(),
+            json!("p"),
+        ),
+        (
+            json!({"service": {"spec": {"type": "NodePort"}, "nodePorts": {"enroll": 31002}}}),
+            SERVICE,
+            "/spec/ports/1/nodePort".into(),
+            json!(31002),
+        ),
+        (
+            json!({"service": {"annotations": {"a": "b"}}}),
+            SERVICE,
+            "/metadata/annotations".into(),
+            json!({"a": "b"}),
+        ),
+        (
+            json!({"service": {"spec": {"type": "ClusterIP"}}}),
+            SERVICE,
+            "/spec/externalTrafficPolicy".into(),
+            Value::Null,
+        ),
+        (
+            json!({"registrySecrets": {"namespaces": ["shop"]}}),
+            r#""RoleBinding" "shop" "cloudcore-prepull-registry-secrets""#,
+            "/subjects/0/namespace".into(),
+            json!("edge"),
+        ),
+        (
+            json!({"registrySecrets": {"namespaces": ["shop"]}}),
+            r#""ClusterRole" null "cloudcore-prepull-registry-secrets""#,
+            String::new(),
+            Value::Null,
+        ),
+        (
+            json!({"networkPolicy": {"enabled": true, "apiServers": ["192.0.2.1/32"]}}),
+            r#""NetworkPolicy" "edge" "cloudcore-prepull""#,
+            "/spec/ingress/2/from/1/ipBlock/cidr".into(),
+            json!("192.0.2.1/32"),
+        ),
+        (
+            json!({"monitoring": {"enabled": true, "labels": {"release": "prometheus"}}}),
+            r#""PrometheusRule" "edge" "cloudcore-prepull""#,
+            "/metadata/labels/release".into(),
+            json!("prometheus"),
+        ),
+        (json!({}), r#""Namespace" null "edge""#, String::new(), Value::Null),
+        (agents(json!({})), r#""Namespace" null "agents""#, "/kind".into(), json!("Namespace")),
+        (
+            agents(json!({"createNamespace": false})),
+            r#""Namespace" null "agents""#,
+            String::new(),
+            Value::Null,
+        ),
+        (agents(json!({})), AGENT_SETTINGS, "/data/PREPULL_SERVER".into(), json!("a.example,b.example")),
+        (
+            agents(json!({"settings": {"PREPULL_X": true}})),
+            AGENT_SETTINGS,
+            "/data/PREPULL_X".into(),
+            json!("true"),
+        ),
+        (
+            agents(json!({"image": {"tag": "9"}})),
+            AGENTS,
+            "/spec/template/spec/initContainers/0/image".into(),
+            json!("edgecore-prepull:9"),
+        ),
+        (
+            agents(json!({"podSpec": {"tolerations": []}})),
+            AGENTS,
+            "/spec/template/spec/tolerations".into(),
+            json!([]),
+        ),
+    ];
+    for (values, id, field, expected) in table {
+        let object = rendered(&helm, values.clone(), id).await?.unwrap_or_default();
+        let found = object.pointer(&field).cloned().unwrap_or_default();
+        ensure!(found == expected, "{values}: {id} {field} is {found}, and not {expected}");
+    }
+    // A change of the settings replaces the pods.
+    let sum = async |settings: Value| {
+        let template = helm.template(NAMESPACE, &json!({"advertise": ["a"], "settings": settings})).await?;
+        let pods = template.iter().find(|object| object["kind"] == "Deployment").context("no Deployment")?;
+        anyhow::Ok(pods.pointer("/spec/template/metadata/annotations/checksum~1settings").cloned())
+    };
+    ensure!(sum(json!({"PREPULL_X": "1"})).await? != sum(json!({"PREPULL_X": "2"})).await?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_chart_is_described_as_it_is() -> Result<()> {
+    let chart = workspace().join("manifests/chart");
+    let read = |file: &str| anyhow::Ok(std::fs::read_to_string(chart.join(file))?);
+    let values: Value = serde_saphyr::from_str(&read("values.yaml")?)?;
+    let schema: Value = serde_json::from_str(&read("values.schema.json")?)?;
+    let readme = read("README.md")?;
+    let rows: Vec<_> =
+        readme.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
+    let names: Vec<_> = values.as_object().context("no values")?.keys().collect();
+    for name in &names {
+        ensure!(rows.contains(&name.as_str()), "the README has no row {name}");
+        ensure!(schema["properties"][name].is_object(), "the schema lacks {name}");
+    }
+    ensure!(rows.len() == names.len(), "{rows:?} in the README, and {names:?}");
+
+    let chart: Value = serde_saphyr::from_str(&read("Chart.yaml")?)?;
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!((&chart["version"], &chart["appVersion"]), (&json!(version), &json!(version)));
+    let images = chart["annotations"]["artifacthub.io/images"].as_str().context("no images")?;
+    assert_eq!(images.matches(&format!(":{version}\n")).count(), 2, "{images}");
+
+    let helm = Helm::find().await?;
+    let lint = helm.command(&["lint", "--strict", "manifests/chart", "--set=advertise={cloudcore.example}"]);
+    parts::output(lint).await.map(drop)
+}
