@@ -9,6 +9,8 @@
 #                                    directory is
 #   kubectl-prepull-linux-<arch>.tar.gz, kubectl-prepull.krew.yaml
 #                                    what krew installs the plugin from
+#   image-prepull-<version>.tgz      the Helm chart
+#   RELEASE-NOTES.md                 what changed, and what an upgrade needs
 #   SHA256SUMS
 #   SHA256SUMS.sig                   by the key of DIST_KEY, if there is one
 #
@@ -46,6 +48,8 @@ cat /usr/share/ca-certificates/mozilla/*.crt >"$dist/ca-certificates.crt"
 "$here/images.sh" "$dist" "$dist"
 "$here/packages.sh" "$dist" "$dist"
 "$here/plugin.sh" "$dist" "$dist"
+"$here/chart.sh" "$dist"
+"$here/notes.sh" >"$dist/RELEASE-NOTES.md"
 for arch in "${!target_of[@]}"; do e2e/setup/sbom.sh "${target_of[$arch]}" "$dist" "-linux-$arch"; done
 sums=$(cd "$dist" && find . -type f -printf '%P\n' | LC_ALL=C sort | xargs sha256sum)
 printf '%s\n' "$sums" >"$dist/SHA256SUMS"

@@ -68,9 +68,16 @@ mkdir "$scratch/again"
 "$here/packages.sh" "$dist" "$scratch/again" >/dev/null
 # The manifest of krew names where its archives will be, which only its maker knows.
 DIST_URL=$(sed -n 's|^ *uri: \(.*\)/[^/]*$|\1|p' "$dist/kubectl-prepull.krew.yaml" | head -n 1) "$here/plugin.sh" "$dist" "$scratch/again" >/dev/null
+"$here/chart.sh" "$scratch/again" >/dev/null
+"$here/notes.sh" >"$scratch/again/RELEASE-NOTES.md"
 for file in "$scratch/again"/*; do
   cmp "$file" "$dist/${file##*/}" || die "${file##*/} is another one each time"
 done
+
+say "chart: what the archive renders is what its folder does"
+helm=$(e2e/setup/helm.sh)
+render() { "$helm" template prepull "$1" --namespace prepull-system --set 'advertise={cloudcore.example}' --set agents.enabled=true 2>/dev/null; }
+diff <(render "$dist/image-prepull-$version.tgz") <(render manifests/chart) || die "the archive of the chart is not its folder"
 
 # What runs a program, in front of its command.
 declare -A runner=([$own]='' [$other]=$qemu)
