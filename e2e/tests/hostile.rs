@@ -128,6 +128,7 @@ fn result(job: &JobUid, outcome: TaskOutcome, images: usize) -> EdgeMessage {
     let image =
         ImageResult { reason: "forged".to_owned(), attempts: 1, ..ImageResult::new(ImageOutcome::Failed) };
     EdgeMessage::Result(TaskResult {
+        removal: None,
         task: task(job, 1),
         outcome,
         reason: "forged".to_owned(),

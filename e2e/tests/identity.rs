@@ -108,6 +108,7 @@ async fn a_node_acts_only_for_itself() -> Result<()> {
     let failed =
         ImageResult { reason: "forged".to_owned(), attempts: 1, ..ImageResult::new(ImageOutcome::Failed) };
     let forged = TaskResult {
+        removal: None,
         task,
         outcome: TaskOutcome::Failed,
         reason: "forged".to_owned(),

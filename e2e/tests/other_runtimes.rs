@@ -70,15 +70,17 @@ async fn run_until(
         windows: None,
     };
     let task = Task {
+        removal: None,
         id: TaskId { job: JobUid("other-runtimes".to_owned()), attempt: 1 },
         title: "other-runtimes".to_owned(),
         checks: Vec::new(),
         images,
     };
-    let (control, receiver) = watch::channel(TaskControl { terms: terms.clone(), stop: None });
+    let (control, receiver) =
+        watch::channel(TaskControl { may_remove: false, terms: terms.clone(), stop: None });
     let (sender, mut reports) = mpsc::channel(64);
     let done = vec![None; task.images.len()];
-    let work = Execution { task, check: None, done, terms };
+    let work = Execution { removal: None, task, check: None, done, terms };
     let listen = async { while reports.recv().await.is_some() {} };
     let stop = async {
         stop.await?;

@@ -39,14 +39,16 @@ async fn run(containerd: &Containerd, image: ImageTask) -> Result<TaskEnd> {
         windows: None,
     };
     let task = Task {
+        removal: None,
         id: TaskId { job: JobUid("tries".to_owned()), attempt: 1 },
         title: "tries".to_owned(),
         checks: Vec::new(),
         images: vec![image],
     };
-    let (_control, receiver) = watch::channel(TaskControl { terms: terms.clone(), stop: None });
+    let (_control, receiver) =
+        watch::channel(TaskControl { may_remove: false, terms: terms.clone(), stop: None });
     let (sender, mut reports) = mpsc::channel(64);
-    let work = Execution { task, check: None, done: vec![None], terms };
+    let work = Execution { removal: None, task, check: None, done: vec![None], terms };
     let listen = async { while reports.recv().await.is_some() {} };
     Ok(tokio::join!(executor.run(work, receiver, sender), listen).0)
 }

@@ -44,6 +44,7 @@ pub mod tasks {
     pub mod executor;
     pub(crate) mod ledger;
     pub(crate) mod node;
+    pub mod removal;
 }
 
 /// Images and the container runtime: pulling, the runtime's own APIs, and the node's credential providers.

@@ -245,8 +245,13 @@ mod tests {
             timeout: None,
             sandbox: None,
         };
-        let task =
-            Task { id: id.clone(), title: "spring".to_owned(), checks: Vec::new(), images: vec![image] };
+        let task = Task {
+            removal: None,
+            id: id.clone(),
+            title: "spring".to_owned(),
+            checks: Vec::new(),
+            images: vec![image],
+        };
         let status = TaskStatus { title: "spring".to_owned(), images: 1, ..TaskStatus::default() };
         board.set_tasks(vec![(id.clone(), status)]);
         board.begin(&task);

@@ -8,6 +8,7 @@ mod defaults;
 pub mod download;
 pub mod job;
 pub mod kruise;
+pub mod remove;
 pub mod report;
 pub mod served;
 pub mod status;

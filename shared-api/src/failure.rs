@@ -55,6 +55,8 @@ pub enum FailureCode {
     Removed,
     /// The job requires deltas, and the registry has none to the image from a version that the node has.
     NoDelta,
+    /// The agent of the node is too old for the job.
+    AgentTooOld,
     /// None of these, or unknown: the code of a newer version, or of a version without codes.
     #[serde(other)]
     Other,
@@ -85,6 +87,7 @@ impl FailureCode {
             Self::SignatureInvalid => "SignatureInvalid",
             Self::Removed => "Removed",
             Self::NoDelta => "NoDelta",
+            Self::AgentTooOld => "AgentTooOld",
             Self::Other => "Other",
         }
     }
@@ -125,7 +128,7 @@ mod tests {
     fn every_code_is_documented_as_spelt() {
         let api = include_str!("../../docs/api.md");
         let all = all();
-        assert_eq!(all.len(), 22);
+        assert_eq!(all.len(), 23);
         for name in all {
             let code: FailureCode = serde_json::from_str(&format!("{name:?}")).unwrap();
             assert_eq!(code.as_str(), name);

@@ -4,6 +4,7 @@
 //! Nothing in this module can hold a credential, so everything in it may be written to disk and to a log.
 
 mod facts;
+mod removal;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::dns_name::is_dns_subdomain;
 use crate::failure::FailureCode;
 pub use facts::{ImageFacts, KubeletRecord, PulledBy};
+pub use removal::{ImageRemoval, KeepCode, MAX_REMOVALS, Removal, RemovalOutcome, RemovalResult};
 
 /// The UID of the object that a task comes from, as Kubernetes gave it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -125,6 +127,10 @@ pub struct Task {
     pub checks: Vec<CheckItem>,
     /// Images to pull, in the order of the job. At most [`crate::wire::MAX_IMAGES`].
     pub images: Vec<ImageTask>,
+    /// What to remove; the task pulls nothing then. Only for an edge with `removes` in its `Hello`: an older one would take
+    /// the task for one without images.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub removal: Option<Box<Removal>>,
 }
 
 /// One image of a task.
@@ -363,6 +369,9 @@ pub struct TaskResult {
     pub check: Option<CheckOutcome>,
     /// Results of all images, in the order of [`Task::images`].
     pub images: Vec<ImageResult>,
+    /// What became of the images of [`Task::removal`]. Absent if the task ended before it looked at them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub removal: Option<RemovalResult>,
     /// Time from acceptance to end, by the edge's monotonic clock unless the agent was restarted.
     #[serde(with = "millis")]
     pub took: Duration,

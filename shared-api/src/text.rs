@@ -28,6 +28,16 @@ pub fn to_plain_line(text: &str, max_chars: usize) -> String {
     line
 }
 
+/// Bytes in the largest binary unit that gives at least one: `12.3 MiB`, `512 B`.
+pub fn human_bytes(bytes: u64) -> String {
+    let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    let Some((unit, shift)) = units.into_iter().find(|(_, shift)| bytes >> shift > 0) else {
+        return format!("{bytes} B");
+    };
+    let tenths = ((u128::from(bytes) * 10) + (1 << (shift - 1))) >> shift;
+    format!("{}.{} {unit}", tenths / 10, tenths % 10)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -46,6 +56,12 @@ mod tests {
         ] {
             assert!(!is_display_control(c), "{c:?}");
         }
+    }
+
+    #[test]
+    fn bytes_have_the_largest_unit() {
+        let texts = [0, 1023, 1024, 12_897_485, 3 << 30].map(human_bytes);
+        assert_eq!(texts, ["0 B", "1023 B", "1.0 KiB", "12.3 MiB", "3.0 GiB"]);
     }
 
     #[test]

@@ -157,6 +157,9 @@ pub struct Hello {
     /// Where the node serves its neighbours. Absent where it serves none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<PeerDoor>,
+    /// Whether the edge knows [`Task::removal`]. No task with one is sent to an edge that doesn't.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub removes: bool,
 }
 
 /// The CAs that an edge is to trust.

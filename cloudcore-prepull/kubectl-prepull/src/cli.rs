@@ -14,6 +14,7 @@ use crate::commands::node::NodeArgs;
 use crate::commands::nodes::NodesArgs;
 use crate::commands::plan::PlanArgs;
 use crate::commands::rates::RatesArgs;
+use crate::commands::remove::RemoveArgs;
 use crate::commands::run::RunArgs;
 use crate::commands::set::SetArgs;
 use crate::commands::sites::SitesArgs;
@@ -59,6 +60,8 @@ pub(crate) enum Command {
     Run(Box<RunArgs>),
     /// Make a job of the images of a workload that is about to be rolled out.
     From(Box<FromArgs>),
+    /// Make a job that removes images, and follow it; --preview for what that would free.
+    Remove(Box<RemoveArgs>),
     /// Show what a job would do: what each node would pull, from where, with which secret; --sizes for how much.
     Plan(PlanArgs),
     /// List the jobs, with their phase and their nodes.

@@ -54,6 +54,7 @@ mod commands {
     pub(crate) mod pause;
     pub(crate) mod plan;
     pub(crate) mod rates;
+    pub(crate) mod remove;
     pub(crate) mod resume;
     pub(crate) mod retry;
     pub(crate) mod run;

@@ -12,12 +12,13 @@ use prepull_api::crd::job::{
     ImagePrePullJob, ImagePrePullJobSpec, ImagePrePullOverrider, ImagePrePullTemplate, ImageSource,
     OverrideRule, OverriderEntry, Overriders, RegistrySecret, RolloutStrategy,
 };
+use prepull_api::crd::remove::RemoveSpec;
 use prepull_api::image::Reference;
 use prepull_api::selector::Selector;
 use prepull_api::task::PullPolicy;
 
 use crate::window::Window;
-pub(crate) use course::{Concurrency, CourseArgs, SecretName};
+pub(crate) use course::{Concurrency, CourseArgs, PaceArgs, SecretName};
 
 /// Longest name that also fits into the label of the job's reports.
 const LONGEST_NAME: usize = 63;
@@ -60,29 +61,14 @@ pub(crate) struct Order {
     /// Bytes a second over the uplink of a site.
     pub(crate) site_rate: Option<String>,
     pub(crate) follow_nodes: bool,
+    /// What to remove, in place of pulling images.
+    pub(crate) removal: Option<RemoveSpec>,
 }
 
 impl Order {
     /// Adds what the flags say. Secrets without a namespace are in this one.
     pub(crate) fn with_course(mut self, course: &CourseArgs, namespace: &str) -> Self {
-        let CourseArgs {
-            secret,
-            registry_secret,
-            concurrency,
-            wave,
-            pause,
-            rate,
-            max_site_rate,
-            share,
-            window,
-            node_timeout,
-            deadline,
-            ttl,
-            retries,
-            tolerate,
-            follow_nodes,
-        } = course;
-        let seconds = |time: Duration| i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
+        let CourseArgs { secret, registry_secret, pace, rate, max_site_rate, share, retries } = course;
         if let Some(secret) = secret {
             self.secret = Some(secret.in_namespace(namespace));
         }
@@ -94,19 +80,36 @@ impl Order {
         self.registry_secrets = by_hand.collect();
         let named: Vec<_> = self.registry_secrets.iter().map(|(registry, _)| registry.clone()).collect();
         self.registry_secrets.extend(found.into_iter().filter(|(registry, _)| !named.contains(registry)));
+        self.rate.clone_from(rate);
+        self.share = *share;
+        self.site_rate.clone_from(max_site_rate);
+        self.retries = (*retries).into();
+        self.with_pace(pace)
+    }
+
+    /// Adds what the flags of any job say.
+    pub(crate) fn with_pace(mut self, pace: &PaceArgs) -> Self {
+        let PaceArgs {
+            concurrency,
+            wave,
+            pause,
+            window,
+            node_timeout,
+            deadline,
+            ttl,
+            tolerate,
+            follow_nodes,
+        } = pace;
+        let seconds = |time: Duration| i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
         self.concurrency = concurrency.unwrap_or_default();
         self.is_any_concurrency = concurrency.is_none();
         self.waves.clone_from(wave);
-        self.rate.clone_from(rate);
         self.node_seconds = node_timeout.map(seconds);
         self.pause_seconds = pause.map_or(0, seconds);
         self.deadline_seconds = deadline.map(seconds);
         self.ttl_seconds = ttl.map(seconds);
         self.windows = window.iter().map(|Window(window)| window.clone()).collect();
-        self.share = *share;
-        self.site_rate.clone_from(max_site_rate);
         self.follow_nodes = *follow_nodes;
-        self.retries = (*retries).into();
         self.tolerate.clone_from(tolerate);
         self
     }
@@ -152,6 +155,7 @@ impl Order {
         let mut spec = ImagePrePullJobSpec::default();
         let template = &mut spec.image_pre_pull_template;
         self.add_images(template);
+        template.remove.clone_from(&self.removal);
         if self.nodes.is_empty() {
             template.label_selector = Some(self.selector.clone());
         } else {

@@ -8,6 +8,7 @@ use super::sites::SiteReport;
 use super::sizes::NodeSize;
 use super::{ImageReport, NodeReport, Report, SkippedReport};
 use humantime::format_duration;
+use prepull_api::text::human_bytes;
 use prepull_program::table::align;
 
 /// Renders one line per image for all nodes that pull the same, then the skipped nodes, then the warnings.
@@ -33,7 +34,7 @@ pub(super) fn render(report: &Report) -> String {
             let secrets = if secrets.is_empty() { "<none>".to_owned() } else { secrets.join(",") };
             let mut row = vec![names, image.clone(), pull.clone(), pull_policy.to_string(), secrets];
             if has_sizes {
-                let sizes = size.map(|size| [size.download_bytes, size.unpacked_bytes].map(human));
+                let sizes = size.map(|size| [size.download_bytes, size.unpacked_bytes].map(human_bytes));
                 row.extend(sizes.unwrap_or_else(|| ["unknown", "unknown"].map(str::to_owned)));
             }
             if has_errors {
@@ -129,19 +130,10 @@ fn site_rows(sites: &[SiteReport]) -> Vec<Vec<String>> {
 /// Bytes of images; `unknown_images` of them have no known size.
 fn human_of(bytes: u64, unknown_images: usize) -> String {
     match (unknown_images, bytes) {
-        (0, _) => human(bytes),
+        (0, _) => human_bytes(bytes),
         (_, 0) => "unknown".to_owned(),
-        _ => format!("at least {}", human(bytes)),
+        _ => format!("at least {}", human_bytes(bytes)),
     }
-}
-
-fn human(bytes: u64) -> String {
-    let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
-    let Some((unit, shift)) = units.into_iter().find(|(_, shift)| bytes >> shift > 0) else {
-        return format!("{bytes} B");
-    };
-    let tenths = ((u128::from(bytes) * 10) + (1 << (shift - 1))) >> shift;
-    format!("{}.{} {unit}", tenths / 10, tenths % 10)
 }
 
 /// The names that have the same value, in the order in which each value comes first.

@@ -281,6 +281,7 @@ impl Metrics {
             DispatchOutcome::Offline => "offline",
             DispatchOutcome::Postponed(_) => "postponed",
             DispatchOutcome::Withheld { .. } => "withheld",
+            DispatchOutcome::TooOld(_) => "too_old",
             DispatchOutcome::Unsendable(_) => "unsendable",
         };
         self.counted.dispatches.get_or_create(&OutcomeLabel { outcome }).inc();

@@ -71,6 +71,7 @@ impl Edge {
 
     pub(crate) fn end(&mut self, task: &TaskId, outcome: ImageOutcome) {
         let result = TaskResult {
+            removal: None,
             task: task.clone(),
             outcome: match outcome {
                 ImageOutcome::Pulled | ImageOutcome::Present => TaskOutcome::Succeeded,

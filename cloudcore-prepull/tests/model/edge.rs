@@ -22,6 +22,8 @@ pub(crate) struct Exec {
     pub(crate) work: Box<Execution>,
     pub(crate) stop: Option<String>,
     pub(crate) checked: bool,
+    /// Whether the choice of the images to remove is on the disk.
+    pub(crate) may_remove: bool,
     /// The image that is being pulled, when its pull ends, and whether it succeeds.
     pub(crate) pulling: Option<(usize, u64, bool)>,
 }
@@ -132,12 +134,15 @@ impl World {
             AgentEffect::Start(work) => {
                 let task = work.task.id.clone();
                 self.check.started(&self.api, edge, &work, self.now);
-                let exec = Exec { checked: false, stop: None, pulling: None, work };
+                let exec = Exec { checked: false, may_remove: false, stop: None, pulling: None, work };
                 assert!(edge.execs.insert(task.clone(), exec).is_none(), "two executors for {task}");
                 self.log(|| format!("n{at}: begins {task}"));
             }
             AgentEffect::Renew(task, terms) => {
                 edge.execs.get_mut(&task).expect("an executor to renew").work.terms = terms;
+            }
+            AgentEffect::MayRemove(task) => {
+                edge.execs.get_mut(&task).expect("an executor that may remove").may_remove = true;
             }
             AgentEffect::Stop { task, reason } => {
                 edge.execs.get_mut(&task).expect("an executor to stop").stop = Some(reason);

@@ -203,6 +203,7 @@ impl World {
             0 => EdgeMessage::Accepted { task },
             1 => EdgeMessage::Progress(Progress { task, images: Vec::new(), waits: String::new() }),
             _ => EdgeMessage::Result(TaskResult {
+                removal: None,
                 task,
                 outcome: TaskOutcome::Succeeded,
                 reason: String::new(),
@@ -241,7 +242,8 @@ impl World {
         let conn = self.edges[edge].conn.and_then(|id| self.conns.get_mut(&id));
         if let Some(conn) = conn.filter(|conn| !conn.cut) {
             let (reason, took) = ("a different result".to_owned(), Duration::ZERO);
-            let result = TaskResult { task, outcome, reason, check: None, images: Vec::new(), took };
+            let result =
+                TaskResult { removal: None, task, outcome, reason, check: None, images: Vec::new(), took };
             conn.to_cloud.push_back(EdgeMessage::Result(result));
         }
     }
@@ -451,7 +453,8 @@ impl World {
         let images: Vec<ImageResult> =
             exec.work.done.into_iter().map(|done| done.unwrap_or_else(|| image(rest))).collect();
         self.log(|| format!("n{at}: {id} ends: {outcome:?} {reason}"));
-        let end = TaskEnd { outcome, reason: reason.to_owned(), check: exec.work.check, images };
+        let end =
+            TaskEnd { removal: None, outcome, reason: reason.to_owned(), check: exec.work.check, images };
         self.on_edge(at, AgentEvent::Ended(id.clone(), end));
     }
 }

@@ -204,6 +204,7 @@ impl Edge {
         let message = match event {
             TunnelEvent::Connecting(answer) => {
                 let hello = Hello {
+                    removes: true,
                     version: "simulated".to_owned(),
                     os: "linux".to_owned(),
                     arch: "amd64".to_owned(),
@@ -263,6 +264,8 @@ impl Edge {
                     AgentEffect::Send(message) => self.send(message).await,
                     AgentEffect::Start(work) => self.machine.start(*work, now.monotonic, &mut events),
                     AgentEffect::Renew(task, terms) => self.machine.renew(&task, terms),
+                    // The simulated machine has no images to remove.
+                    AgentEffect::MayRemove(_) => {}
                     AgentEffect::Stop { task, reason } => {
                         self.machine.stop(&task, &reason, now.monotonic, &mut events);
                     }

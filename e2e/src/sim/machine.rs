@@ -204,7 +204,8 @@ impl Machine {
             None => (TaskOutcome::Failed, FAILED),
         };
         self.counts.failed.fetch_add(u64::from(outcome != TaskOutcome::Succeeded), Ordering::SeqCst);
-        let end = TaskEnd { outcome, reason: reason.to_owned(), check: Some(passed()), images };
+        let end =
+            TaskEnd { removal: None, outcome, reason: reason.to_owned(), check: Some(passed()), images };
         events.push_back(AgentEvent::Ended(run.work.task.id, end));
     }
 }

@@ -97,19 +97,16 @@ pub(super) async fn pull(
             sandbox: None,
         });
     }
+    let (id, title) = (TaskId { job: JobUid("pull".to_owned()), attempt: 1 }, "pull".to_owned());
     let execution = Execution {
         done: vec![None; tasks.len()],
         check: None,
+        removal: None,
         terms: TaskTerms {
             download: Arc::new(terms),
             ..TaskTerms::by_hand(keys, timeout, &clock, Instant::now().into_std())
         },
-        task: Task {
-            id: TaskId { job: JobUid("pull".to_owned()), attempt: 1 },
-            title: "pull".to_owned(),
-            checks: Vec::new(),
-            images: tasks,
-        },
+        task: Task { removal: None, id, title, checks: Vec::new(), images: tasks },
     };
 
     let endpoint = endpoint.unwrap_or_else(RuntimeEndpoint::in_the_usual_places);
@@ -121,7 +118,8 @@ pub(super) async fn pull(
     let display = Display::new(&execution.task.images, present, std::io::stderr().is_terminal());
     let executor = Executor::new(Arc::clone(&puller), parallel_pulls, Limits::default())
         .with_credential_providers(Arc::new(providers));
-    let (control, receiver) = watch::channel(TaskControl { terms: execution.terms.clone(), stop: None });
+    let terms = execution.terms.clone();
+    let (control, receiver) = watch::channel(TaskControl { terms, may_remove: false, stop: None });
     let (sender, updates) = mpsc::channel(UPDATES);
     let signalled = OnceLock::new();
     let interrupt = async {
@@ -143,7 +141,7 @@ pub(super) async fn pull(
         end = pulling => end,
         () = interrupt => unreachable!("it waits forever"),
     };
-    let TaskEnd { outcome: _, reason: _, check: _, images } = end;
+    let TaskEnd { outcome: _, reason: _, check: _, images, removal: _ } = end;
     display.show_missing_results(&images);
     display.show_summary(&images);
     let all = images.iter().all(|image| image.outcome.is_on_node());
@@ -243,7 +241,7 @@ async fn show(
         };
         match update {
             None => return,
-            Some(TaskUpdate::Checked(_)) => {}
+            Some(TaskUpdate::Checked(_) | TaskUpdate::Removal(_)) => {}
             Some(TaskUpdate::Progress { images, waits }) => {
                 display.show_waits(&waits);
                 for image in &images {

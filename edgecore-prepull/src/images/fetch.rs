@@ -16,6 +16,7 @@ mod ahead;
 mod blob;
 mod blobs;
 mod buckets;
+mod clearing;
 mod delta;
 mod deltas;
 mod download;
@@ -67,7 +68,9 @@ use self::shared::Shared;
 use self::stop::Stop;
 use super::containerd::{Containerd, ContentStore, Source};
 use super::puller::cri::{CriPuller, is_registry_token_alone, unusable};
-use super::puller::{ErrorClass, Present, ProgressSink, PullError, PullRequest, Pulled, Puller, Unpinned};
+use super::puller::{
+    ErrorClass, HeldImage, Present, ProgressSink, PullError, PullRequest, Pulled, Puller, Removed, Unpinned,
+};
 use super::rate::Bucket;
 use super::verify::{Verdict, verify};
 use crate::clock::CloudClock;
@@ -368,6 +371,18 @@ impl<P: Puller> Puller for Fetching<P> {
             tracing::warn!(%error, "cannot find out which images the node needs, so none counts as free");
             0
         })
+    }
+
+    async fn held_images(&self) -> Result<Vec<HeldImage>, PullError> {
+        self.fetcher.held_images().await
+    }
+
+    async fn weigh(&self, ids: &[String]) -> Result<Vec<u64>, PullError> {
+        self.fetcher.weigh(ids).await
+    }
+
+    async fn remove(&self, id: &str) -> Result<Removed, PullError> {
+        self.fetcher.clear(id).await
     }
 
     fn set_progress_wanted(&self, wanted: bool) {

@@ -9,10 +9,11 @@ mod error;
 pub(crate) mod fake;
 
 use std::future::Future;
+use std::time::SystemTime;
 
 use prepull_api::credentials::RegistryCredential;
 use prepull_api::download::{Deltas, Verification};
-use prepull_api::task::{Bytes, ImageFacts, JobUid, SandboxMetadata, TaskId};
+use prepull_api::task::{Bytes, ImageFacts, JobUid, KeepCode, SandboxMetadata, TaskId};
 use prepull_api::wire::Filesystem;
 use tokio::time::Instant;
 
@@ -89,6 +90,25 @@ pub trait Puller: Send + Sync + 'static {
         std::future::ready(0)
     }
 
+    /// Lists the images of the runtime, and what needs each of them.
+    fn held_images(&self) -> impl Future<Output = Result<Vec<HeldImage>, PullError>> + Send {
+        std::future::ready(Err(cannot_remove()))
+    }
+
+    /// The bytes that removing these images would free, of each after those before it. An image that isn't there frees
+    /// nothing.
+    fn weigh(&self, ids: &[String]) -> impl Future<Output = Result<Vec<u64>, PullError>> + Send {
+        let _ = ids;
+        std::future::ready(Err(cannot_remove()))
+    }
+
+    /// Removes an image with all of its names, unless something needs it by now. What is gone is gone for good: a power cut
+    /// brings back nothing.
+    fn remove(&self, id: &str) -> impl Future<Output = Result<Removed, PullError>> + Send {
+        let _ = id;
+        std::future::ready(Err(cannot_remove()))
+    }
+
     /// Whether neighbours can read a layer while it arrives.
     fn streams(&self) -> impl Future<Output = bool> + Send {
         std::future::ready(false)
@@ -129,6 +149,36 @@ pub trait Puller: Send + Sync + 'static {
 
     /// Asks the runtime for its name and version: `containerd 1.6.20`.
     fn read_version(&self) -> impl Future<Output = Result<String, PullError>> + Send;
+}
+
+fn cannot_remove() -> PullError {
+    PullError::new(ErrorClass::Permanent, "this puller removes no images")
+}
+
+/// An image of the runtime.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HeldImage {
+    /// Its id in the runtime.
+    pub id: String,
+    /// Its tags and digests.
+    pub names: Vec<String>,
+    /// What needs it: a container, or a pin.
+    pub needed: Option<KeepCode>,
+    /// When the runtime got it, or got it last under another name. `None` if the runtime doesn't say.
+    pub created: Option<SystemTime>,
+    /// Bytes by the runtime's own count.
+    pub size: u64,
+}
+
+/// How the removal of an image ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Removed {
+    /// It's gone, and these bytes are free.
+    Freed(u64),
+    /// It wasn't there any more.
+    Absent,
+    /// Something needs it by now.
+    Needed(KeepCode),
 }
 
 /// The jobs to unpin.

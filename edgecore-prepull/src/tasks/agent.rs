@@ -165,6 +165,11 @@ impl Agent {
                     entry.set_image_result(index, result, now, &mut effects);
                 }
             }
+            AgentEvent::Removal(task, record) => {
+                if let Some(entry) = self.running(&task) {
+                    entry.set_removal(*record, &mut effects);
+                }
+            }
             AgentEvent::Ended(task, end) => {
                 if let Some(entry) = self.running(&task) {
                     entry.end(end, now, &mut effects);

@@ -6,6 +6,7 @@
 //!   runtime as well.
 
 mod board;
+mod clearing;
 mod conclusion;
 mod context;
 mod control;
@@ -37,6 +38,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 
 use self::board::ImageBoard;
+use self::clearing::{RemovalBoard, remove_images};
 use self::conclusion::{Ending, conclude};
 use self::context::TaskContext;
 use self::control::{wait_for_deadline, wait_for_stop};
@@ -146,6 +148,7 @@ impl<P: Puller> Executor<P> {
         let task = &execution.task.id;
         self.hold(&execution.task);
         let board = ImageBoard::new(&execution.done);
+        let removals = RemovalBoard::new(execution.removal.clone());
         let mut check = execution.check.clone();
         let mut trouble = None;
         let clock = &*self.images.clock;
@@ -163,7 +166,13 @@ impl<P: Puller> Executor<P> {
                     let _ = updates.send(TaskUpdate::Checked(outcome.clone())).await;
                     check = Some(outcome);
                 }
-                if check.as_ref().is_some_and(|outcome| outcome.passed) {
+                if !check.as_ref().is_some_and(|outcome| outcome.passed) {
+                    return;
+                }
+                if execution.task.removal.is_some() {
+                    let control = control.clone();
+                    remove_images(&self.images, &execution, &removals, control, &updates).await;
+                } else {
                     let task_permits = self.images.task_permits();
                     let context = TaskContext {
                         task,
@@ -187,7 +196,7 @@ impl<P: Puller> Executor<P> {
                 never = send_progress(&self.pace, &board, &updates) => match never {},
             }
         };
-        let end = conclude(&execution, ending, check, trouble.as_ref(), &board);
+        let end = conclude(&execution, ending, check, trouble.as_ref(), (&board, &removals));
         self.let_go(task);
         if end.outcome == TaskOutcome::Cancelled {
             // Pulls of a cancelled task are resumed only by another task with the same image.

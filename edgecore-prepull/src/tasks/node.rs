@@ -206,6 +206,11 @@ impl<P: Puller> Node<P> {
                     control.send_modify(|control| control.terms = terms);
                 }
             }
+            AgentEffect::MayRemove(task) => {
+                if let Some(control) = self.controls.get(&task) {
+                    control.send_modify(|control| control.may_remove = true);
+                }
+            }
             AgentEffect::Stop { task, reason } => {
                 if let Some(control) = self.controls.get(&task) {
                     info!(%task, reason, "stopping task");
@@ -242,7 +247,8 @@ impl<P: Puller> Node<P> {
             let done = execution.done.iter().flatten().count();
             info!(images = execution.task.images.len(), done, "task started");
         });
-        let (control, receiver) = watch::channel(TaskControl { terms: execution.terms.clone(), stop: None });
+        let (control, receiver) =
+            watch::channel(TaskControl { terms: execution.terms.clone(), may_remove: false, stop: None });
         self.controls.insert(id.clone(), control);
         self.metrics.status().begin(&execution.task);
         let executor = self.executor.clone();
@@ -303,6 +309,7 @@ impl<P: Puller> Node<P> {
                     }
                 }
             }
+            TaskUpdate::Removal(record) => self.handle(AgentEvent::Removal(task, record)),
             TaskUpdate::ImageEnded { index, result } => {
                 self.metrics.count_image(&result);
                 self.handle(AgentEvent::ImageEnded { task, index, result: *result });

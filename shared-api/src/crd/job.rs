@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::defaults::{remove_all_defaults, remove_empty_defaults, replace_unsigned_formats};
 use super::download::{DownloadSpec, VerifySpec, WindowSpec};
+use super::remove::RemoveSpec;
 use super::status::ImagePrePullJobStatus;
 
 /// Pulls images onto edge nodes ahead of the applications that need them.
@@ -132,12 +133,13 @@ pub struct RolloutStrategy {
     pub pause_seconds: i64,
 }
 
-/// What to pull, on which nodes, and how.
+/// What to pull or to remove, on which nodes, and how.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("has(self.nodeNames) && size(self.nodeNames) > 0 ? !has(self.labelSelector) : has(self.labelSelector)").message("set exactly one of nodeNames and labelSelector"),
-    validation = Rule::new("(has(self.images) && size(self.images) > 0) || (has(self.imageSources) && size(self.imageSources) > 0)").message("images and imageSources are both empty: name at least one image")
+    validation = Rule::new("has(self.remove) || (has(self.images) && size(self.images) > 0) || (has(self.imageSources) && size(self.imageSources) > 0)").message("images and imageSources are both empty: name at least one image, or set remove"),
+    validation = Rule::new("!has(self.remove) || !((has(self.images) && size(self.images) > 0) || (has(self.imageSources) && size(self.imageSources) > 0))").message("remove excludes images and imageSources: make a job of each")
 )]
 pub struct ImagePrePullTemplate {
     /// Images by reference, such as nginx:1.25 or registry.example/team/app@sha256:…. The registry docker.io,
@@ -150,6 +152,9 @@ pub struct ImagePrePullTemplate {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256))]
     pub image_sources: Vec<ImageSource>,
+    /// What to remove. Excludes images and imageSources, and all that is about pulling. Needs agents of this release.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remove: Option<RemoveSpec>,
     /// Secrets by registry. An image without a secret of its own uses the most specific entry that matches. What is
     /// matched is the reference after the overriders.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -307,6 +312,7 @@ impl Default for ImagePrePullTemplate {
         Self {
             images: Vec::new(),
             image_sources: Vec::new(),
+            remove: None,
             registry_secrets: Vec::new(),
             image_secrets: None,
             node_names: Vec::new(),

@@ -5,8 +5,9 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::remove::RemovalStatus;
 use crate::failure::FailureCode;
-use crate::task::ImageFacts;
+use crate::task::{ImageFacts, RemovalResult};
 
 /// Most nodes in `nodeStatus`, and in `skippedNodes`. Of more nodes, those that need attention are listed.
 pub const MAX_NODES_IN_STATUS: usize = 200;
@@ -39,6 +40,9 @@ pub struct ImagePrePullJobStatus {
     /// Nodes in Failure and Unknown by code, the most frequent code first. Each node counts once, by its own code.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failures_by_code: Vec<FailureCount>,
+    /// What the job has removed. Absent for a job that pulls.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub removal: Option<RemovalStatus>,
     /// Progress of the waves. Absent if the job has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<RolloutStatus>,
@@ -202,6 +206,9 @@ pub struct NodeStatus {
     /// State of the images, in the order of the job.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub image_status: Vec<ImageStatus>,
+    /// What became of the images that the job removes. Absent until the node has looked at them, and for a job that pulls.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub removal: Option<RemovalResult>,
 }
 
 /// What a re-check found on a node. While the node is Pending or InProgress, it is being checked, and downloads nothing.
@@ -252,7 +259,7 @@ pub enum NodePhase {
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ActionStatus {
-    /// Check or Pull.
+    /// Check, Pull or Remove.
     pub action: Action,
     /// True if the step succeeded, False if it failed, Unknown while it runs.
     pub status: Tristate,
@@ -268,6 +275,8 @@ pub struct ActionStatus {
 pub enum Action {
     /// The check items of the job.
     Check,
+    /// The removal of images.
+    Remove,
     /// The pulls of the images.
     // Also what only a newer version knows: what follows the checks.
     #[serde(other)]

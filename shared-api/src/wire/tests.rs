@@ -15,8 +15,9 @@ use crate::download::{Deltas, Verification, VerificationMode, Weekday, Zone};
 use crate::failure::FailureCode;
 use crate::sites::{BlobNews, BlobSource, BlobState, From, Peer, PeerFailure, PeerFault};
 use crate::task::{
-    Bytes, CheckItem, CheckOutcome, ImageFacts, ImageOutcome, ImagePhase, ImageResult, ImageTask, JobUid,
-    KubeletRecord, PullPolicy, PulledBy, SandboxMetadata, TaskOutcome,
+    Bytes, CheckItem, CheckOutcome, ImageFacts, ImageOutcome, ImagePhase, ImageRemoval, ImageResult,
+    ImageTask, JobUid, KeepCode, KubeletRecord, MAX_REMOVALS, PullPolicy, PulledBy, RemovalOutcome,
+    RemovalResult, SandboxMetadata, TaskOutcome,
 };
 
 fn window() -> Window {
@@ -36,6 +37,30 @@ fn task_id() -> TaskId {
 fn assert_frame<T: Serialize + DeserializeOwned + PartialEq + Debug>(message: &T, frame: &str) {
     assert_eq!(encode(message).unwrap(), frame);
     assert_eq!(&decode::<T>(frame).unwrap(), message);
+}
+
+#[test]
+fn a_result_of_a_removal_fits_into_a_message() {
+    let reason = truncate_reason(&"\u{1}".repeat(MAX_REASON + 1));
+    let (code, outcome) = (Some(KeepCode::PinnedByRuntime), RemovalOutcome::Removable);
+    let image = ImageRemoval {
+        image: truncate_note(&reason),
+        outcome,
+        code,
+        reason: reason.clone(),
+        bytes: u64::MAX,
+    };
+    let result = TaskResult {
+        removal: Some(RemovalResult::of(vec![image; 10 * MAX_REMOVALS])),
+        task: task_id(),
+        outcome: TaskOutcome::Failed,
+        reason,
+        check: None,
+        images: Vec::new(),
+        took: Duration::MAX,
+    };
+    let frame = encode(&EdgeMessage::Result(result)).unwrap();
+    assert!(frame.len() < MAX_MESSAGE / 10, "{}", frame.len());
 }
 
 #[test]
@@ -66,6 +91,7 @@ fn a_result_always_fits_into_a_message() {
             ..ImageResult::new(ImageOutcome::Failed)
         };
         let result = TaskResult {
+            removal: None,
             task: task_id(),
             outcome: TaskOutcome::Failed,
             reason: reason.clone(),
@@ -81,6 +107,7 @@ fn a_result_always_fits_into_a_message() {
 fn edge_messages_keep_their_bytes() {
     assert_frame(
         &EdgeMessage::Hello(Box::new(Hello {
+            removes: true,
             version: "0.1.0".to_owned(),
             os: "linux".to_owned(),
             arch: "arm64".to_owned(),
@@ -102,7 +129,7 @@ fn edge_messages_keep_their_bytes() {
             r#"{"task":{"job":"uid-1","attempt":2},"phase":"running","limited":true},"#,
             r#"{"task":{"job":"uid-1","attempt":2},"phase":"needsKeys"},"#,
             r#"{"task":{"job":"uid-1","attempt":2},"phase":"finished"}],"trusts":"ab","timeZone":"Europe/Berlin","#,
-            r#""windows":[{"days":["Mon","Sun"],"start":"01:30","duration":14400000,"timeZone":"Node"}],"pins":["uid-1"],"peer":{"addresses":["10.0.0.1:10006"]}}"#,
+            r#""windows":[{"days":["Mon","Sun"],"start":"01:30","duration":14400000,"timeZone":"Node"}],"pins":["uid-1"],"peer":{"addresses":["10.0.0.1:10006"]},"removes":true}"#,
         ),
     );
     assert_frame(
@@ -173,6 +200,7 @@ fn a_progress_without_images_says_what_the_task_waits_for() {
 fn results_keep_their_bytes() {
     let image = |outcome| ImageResult { ..ImageResult::new(outcome) };
     let result = |outcome, images| TaskResult {
+        removal: None,
         task: task_id(),
         outcome,
         reason: String::new(),
@@ -338,6 +366,7 @@ fn an_assignment_keeps_its_bytes() {
     assert_frame(
         &CloudMessage::Assign(Assign {
             task: Task {
+                removal: None,
                 id: task_id(),
                 title: "imageprepulljob/nginx".to_owned(),
                 checks: vec![CheckItem::Disk, CheckItem::Cpu, CheckItem::Mem],
@@ -376,7 +405,8 @@ fn an_assignment_keeps_its_bytes() {
 
 #[test]
 fn download_terms_are_optional_and_stable() {
-    let task = Task { id: task_id(), title: String::new(), checks: Vec::new(), images: Vec::new() };
+    let task =
+        Task { removal: None, id: task_id(), title: String::new(), checks: Vec::new(), images: Vec::new() };
     let assign = |download| {
         CloudMessage::Assign(Assign {
             task: task.clone(),

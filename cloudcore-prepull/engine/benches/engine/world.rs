@@ -487,6 +487,7 @@ impl World {
         let pull = (self.pull_time)(self.figures.tasks);
         self.figures.tasks += 1;
         let result = TaskResult {
+            removal: None,
             task: task.clone(),
             outcome: TaskOutcome::Succeeded,
             reason: String::new(),

@@ -168,6 +168,7 @@ fn one_apis_pull_blocks_the_other() {
 
 fn succeeded(task: &TaskId) -> TaskResult {
     TaskResult {
+        removal: None,
         task: task.clone(),
         outcome: TaskOutcome::Succeeded,
         reason: String::new(),

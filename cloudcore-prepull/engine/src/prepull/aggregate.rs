@@ -4,6 +4,7 @@ mod conditions;
 
 use prepull_api::crd::report::{MAX_NODES_IN_REPORT, ReportBody};
 use prepull_api::crd::status::{MAX_NODES_IN_STATUS, NodePhase, NodeStatus, Summary};
+use prepull_api::task::RemovalResult;
 
 /// Number of the first attempt in the first run of a job.
 pub const FIRST_ATTEMPT: u32 = 1;
@@ -165,6 +166,7 @@ fn bare(node: &NodeStatus) -> NodeStatus {
         clock: None,
         action_flow: Vec::new(),
         image_status: Vec::new(),
+        removal: node.removal.as_ref().map(without_images),
     }
 }
 
@@ -176,6 +178,9 @@ fn shortened(node: &NodeStatus) -> NodeStatus {
         recheck.not_checked_reason = short(&recheck.not_checked_reason);
     }
     node.action_flow.iter_mut().for_each(|action| action.reason = short(&action.reason));
+    for image in node.removal.iter_mut().flat_map(|removal| &mut removal.images) {
+        image.reason = short(&image.reason);
+    }
     for image in &mut node.image_status {
         image.reason = short(&image.reason);
         image.facts.texts().into_iter().for_each(|text| *text = short(text));
@@ -187,11 +192,17 @@ fn shortened(node: &NodeStatus) -> NodeStatus {
 fn without_reasons(node: &NodeStatus) -> NodeStatus {
     let mut node = shortened(node);
     node.action_flow.iter_mut().for_each(|action| action.reason.clear());
+    node.removal = node.removal.as_ref().map(without_images);
     for image in &mut node.image_status {
         image.reason.clear();
         image.facts.texts().into_iter().for_each(String::clear);
     }
     node
+}
+
+/// The counts alone.
+fn without_images(removal: &RemovalResult) -> RemovalResult {
+    RemovalResult { images: Vec::new(), ..removal.clone() }
 }
 
 fn short(reason: &str) -> String {

@@ -11,7 +11,7 @@ use prepull_api::crd::status::{ImageStatus, SkippedNode};
 use prepull_api::credentials::RegistryPattern;
 use prepull_api::image::{NormalizedReference, Reference};
 use prepull_api::overriders::{OverrideError, SecretRef};
-use prepull_api::task::{NodeName, PullPolicy};
+use prepull_api::task::{NodeName, PullPolicy, Removal};
 
 use crate::prepull::validate::{
     JobImage, NodeSelection, OverriderGroup, Refusal, ValidatedJob, image_rule_field, secret_rule_field,
@@ -71,6 +71,8 @@ pub struct NodePlan {
     /// both stay, since the status speaks of each by the job's name for it, and the runtime fetches nothing
     /// twice.
     pub images: Vec<PlannedImage>,
+    /// What the node removes, if it doesn't pull.
+    pub removal: Option<Arc<Removal>>,
 }
 
 /// One image on one node.
@@ -226,7 +228,7 @@ fn matching_groups(job: &ValidatedJob, node: &NodeView) -> Vec<usize> {
 
 fn node_plan(job: &ValidatedJob, groups: &[usize]) -> Result<NodePlan, Refusal> {
     let images = job.images.iter().map(|image| planned_image(job, image, groups));
-    Ok(NodePlan { images: images.collect::<Result<_, _>>()? })
+    Ok(NodePlan { images: images.collect::<Result<_, _>>()?, removal: job.removal.clone() })
 }
 
 fn planned_image(job: &ValidatedJob, image: &JobImage, groups: &[usize]) -> Result<PlannedImage, Refusal> {

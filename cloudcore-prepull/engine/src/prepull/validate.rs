@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::Duration;
 
 use prepull_api::crd::job::{
@@ -14,11 +15,12 @@ use prepull_api::credentials::RegistryPattern;
 use prepull_api::image::{NormalizedReference, Reference};
 use prepull_api::overriders::{ImageRule, OverrideError, SecretRef, SecretRule};
 use prepull_api::selector::Selector;
-use prepull_api::task::{CheckItem, JobUid, NodeName, PullPolicy};
+use prepull_api::task::{CheckItem, JobUid, NodeName, PullPolicy, Removal};
 use prepull_api::wire::MAX_IMAGES;
 
 mod download;
 mod ratio;
+mod removal;
 mod step;
 #[cfg(test)]
 mod tests;
@@ -56,8 +58,11 @@ pub struct ValidatedJob {
     pub name: String,
     /// metadata.generation; 0 for a job that the API server has not seen.
     pub generation: i64,
-    /// The images in the job's order, each canonical reference once; never empty, at most [`MAX_IMAGES`].
+    /// The images in the job's order, each canonical reference once; at most [`MAX_IMAGES`], and empty only for a job that
+    /// removes.
     pub images: Vec<JobImage>,
+    /// What the job removes, if it doesn't pull.
+    pub removal: Option<Arc<Removal>>,
     /// The nodes that the job asks for.
     pub nodes: NodeSelection,
     /// In the job's order.
@@ -66,7 +71,7 @@ pub struct ValidatedJob {
     pub registry_secrets: Vec<(RegistryPattern, SecretRef)>,
     /// The secret of images that have no other one.
     pub fallback_secret: Option<SecretRef>,
-    /// The checks before the pulls, each once, never empty.
+    /// The checks before the pulls, each once; not empty, unless the job removes.
     pub checks: Vec<CheckItem>,
     /// The share of the nodes that may fail.
     pub tolerance: Ratio,
@@ -163,6 +168,8 @@ pub fn validate(job: &ImagePrePullJob) -> Result<ValidatedJob, Refusal> {
     let ImagePrePullTemplate {
         images: _,
         image_sources: _,
+        // See `removal`.
+        remove: _,
         registry_secrets,
         image_secrets,
         node_names: _,
@@ -175,11 +182,12 @@ pub fn validate(job: &ImagePrePullJob) -> Result<ValidatedJob, Refusal> {
         image_pull_policy: _,
     } = &job.spec.image_pre_pull_template;
     let template = &job.spec.image_pre_pull_template;
+    let removal = removal::removal(&job.spec)?.map(Arc::new);
     Ok(ValidatedJob {
         uid: JobUid(job.metadata.uid.clone().unwrap_or_default()),
         name: job.metadata.name.clone().unwrap_or_default(),
         generation: job.metadata.generation.unwrap_or_default(),
-        images: images(template)?,
+        images: if removal.is_some() { Vec::new() } else { images(template)? },
         nodes: nodes(template)?,
         overriders: indexed(&job.spec.image_pre_pull_overriders, overrider_group)?,
         registry_secrets: indexed(registry_secrets, |i, entry| {
@@ -191,7 +199,7 @@ pub fn validate(job: &ImagePrePullJob) -> Result<ValidatedJob, Refusal> {
             Ok((pattern, secret))
         })?,
         fallback_secret: secret(image_secrets.as_ref(), || format!("{TEMPLATE}.imageSecrets"))?,
-        checks: checks(check_items)?,
+        checks: checks(check_items, removal.is_some())?,
         tolerance: Ratio::parse(failure_tolerate)
             .map_err(|e| Refusal::new(format!("{TEMPLATE}.failureTolerate"), e))?,
         concurrency: concurrency_of(*concurrency)?,
@@ -200,6 +208,7 @@ pub fn validate(job: &ImagePrePullJob) -> Result<ValidatedJob, Refusal> {
             seconds => Duration::from_secs(seconds.into()),
         },
         retries: bounded("retryTimes", *retry_times, MAX_RETRIES)?,
+        removal,
         policy: run_policy(&job.spec)?,
         download: download::download_policy(&job.spec)?,
     })
@@ -392,7 +401,7 @@ fn bad_rule(field: &str, error: &OverrideError) -> Refusal {
     Refusal::new(format!("{field}.{part}"), error)
 }
 
-fn checks(items: &[String]) -> Result<Vec<CheckItem>, Refusal> {
+fn checks(items: &[String], removes: bool) -> Result<Vec<CheckItem>, Refusal> {
     let mut checks = Vec::new();
     for (i, item) in items.iter().enumerate() {
         let check = match item.as_str() {
@@ -410,7 +419,10 @@ fn checks(items: &[String]) -> Result<Vec<CheckItem>, Refusal> {
             checks.push(check);
         }
     }
-    if checks.is_empty() {
+    if removes {
+        // A full disk is the very reason to remove images.
+        checks.retain(|check| *check != CheckItem::Disk);
+    } else if checks.is_empty() {
         checks.push(CheckItem::Disk); // KubeEdge's default
     }
     Ok(checks)

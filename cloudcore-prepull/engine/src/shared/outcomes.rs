@@ -22,6 +22,8 @@ pub enum DispatchOutcome {
         /// The reason, for everyone who may read the job.
         reason: String,
     },
+    /// The node's agent doesn't know tasks of this kind. A newer one does.
+    TooOld(String),
     /// No session could ever take the task, for this reason.
     Unsendable(String),
 }

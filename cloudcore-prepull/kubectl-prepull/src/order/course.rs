@@ -16,15 +16,9 @@ pub(crate) struct CourseArgs {
     /// Secret of a registry; may be repeated.
     #[arg(long, value_name = "REG=NS/NAME")]
     pub(crate) registry_secret: Vec<RegistryLogin>,
-    /// Nodes that pull at the same time, as a number or as a percentage of the nodes that there are now [default: 10%].
-    #[arg(long, value_name = "N|N%")]
-    pub(crate) concurrency: Option<Concurrency>,
-    /// How many nodes may have started by the end of each wave [default: all in one].
-    #[arg(long, value_name = "N|N%,…", value_delimiter = ',')]
-    pub(crate) wave: Vec<String>,
-    /// The pause between two waves.
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, requires = "wave")]
-    pub(crate) pause: Option<Duration>,
+    /// The flags of any job.
+    #[command(flatten)]
+    pub(crate) pace: PaceArgs,
     /// Bytes a second on each node, such as 2Mi [default: no cap].
     #[arg(long, value_name = "RATE")]
     pub(crate) rate: Option<String>,
@@ -34,7 +28,24 @@ pub(crate) struct CourseArgs {
     /// Download each layer once per site, and share it there [default: as cloudcore-prepull is set].
     #[arg(long)]
     pub(crate) share: bool,
-    /// When nodes may download: [DAYS,]START-END[@ZONE], such as 22:00-04:00; may be repeated [default: always].
+    /// Further tries of each image, after errors that may pass.
+    #[arg(long, value_name = "TIMES", default_value_t = 3)]
+    pub(crate) retries: u32,
+}
+
+/// The flags that say how a job goes, whether it pulls or removes.
+#[derive(Debug, Args)]
+pub(crate) struct PaceArgs {
+    /// Nodes at work at the same time, as a number or as a percentage of the nodes that there are now [default: 10%].
+    #[arg(long, value_name = "N|N%")]
+    pub(crate) concurrency: Option<Concurrency>,
+    /// How many nodes may have started by the end of each wave [default: all in one].
+    #[arg(long, value_name = "N|N%,…", value_delimiter = ',')]
+    pub(crate) wave: Vec<String>,
+    /// The pause between two waves.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, requires = "wave")]
+    pub(crate) pause: Option<Duration>,
+    /// When nodes may work: [DAYS,]START-END[@ZONE], such as 22:00-04:00; may be repeated [default: always].
     #[arg(long, value_name = "WINDOW")]
     pub(crate) window: Vec<Window>,
     /// How long each node may take [default: 5m].
@@ -46,9 +57,6 @@ pub(crate) struct CourseArgs {
     /// How long after its end the job is deleted [default: 7d; in the output of --dry-run it is kept].
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     pub(crate) ttl: Option<Duration>,
-    /// Further tries of each image, after errors that may pass.
-    #[arg(long, value_name = "TIMES", default_value_t = 3)]
-    pub(crate) retries: u32,
     /// The part of the nodes that may fail, from 0 to 1 [default: 0.1].
     #[arg(long, value_name = "PART")]
     pub(crate) tolerate: Option<String>,

@@ -145,7 +145,8 @@ impl Page {
         };
         let room = self.room().saturating_sub(more.len());
         let first = if self.is_cut { cut(first, room) } else { first.clone() };
-        vec![format!("{:LABEL$}{first}{more}", "images")]
+        let label = if view.removal.is_some() { "removes" } else { "images" };
+        vec![format!("{label:LABEL$}{first}{more}")]
     }
 
     fn nodes(&self, view: &View) -> Vec<String> {
@@ -174,6 +175,9 @@ impl Page {
     }
 
     fn download(&self, view: &View) -> Vec<String> {
+        if let Some(removal) = view.removal.as_ref().filter(|_| !view.is_over) {
+            return self.labelled("so far", &removal.sentence(view.dry_run));
+        }
         if view.bytes.total == 0 {
             return Vec::new();
         }

@@ -3,6 +3,7 @@
 use jiff::Timestamp;
 use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::kruise;
+use prepull_api::crd::remove::RemovalStatus;
 use prepull_api::crd::status::{ImageBytes, JobPhase, Summary};
 use prepull_api::failure::FailureCode;
 use serde::Serialize;
@@ -43,6 +44,12 @@ pub(crate) struct View {
     /// Rounds beyond the first that have begun.
     pub(crate) round: u32,
     pub(crate) images: Vec<String>,
+    /// What the job has removed. Absent for a job that pulls; its `images` are those to remove, or their repositories.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) removal: Option<RemovalStatus>,
+    /// Whether it removes nothing, and only shows what it would remove.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) dry_run: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) wave: Option<Wave>,
     /// Nodes by phase; of a list each counts once for each image.
@@ -158,6 +165,11 @@ impl View {
                 source.registry.as_ref().map(|registry| format!("{registry}/")).unwrap_or_default();
             format!("{registry}{}{tag}", source.repository)
         });
+        let removed = template
+            .remove
+            .iter()
+            .flat_map(|remove| remove.images.iter().chain(&remove.repositories))
+            .cloned();
         Self {
             job: job.metadata.name.clone().unwrap_or_default(),
             namespace: None,
@@ -170,7 +182,16 @@ impl View {
             cancelled: job.spec.cancel,
             seconds,
             round: status.retry,
-            images: template.images.iter().cloned().chain(sources).map(|image| tame(&image)).collect(),
+            images: template
+                .images
+                .iter()
+                .cloned()
+                .chain(sources)
+                .chain(removed)
+                .map(|image| tame(&image))
+                .collect(),
+            removal: template.remove.as_ref().map(|_| status.removal.unwrap_or_default()),
+            dry_run: template.remove.as_ref().is_some_and(|remove| remove.dry_run),
             wave: status.rollout.map(|wave| Wave {
                 number: wave.step,
                 of: wave.steps,

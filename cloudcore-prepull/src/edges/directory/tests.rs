@@ -28,6 +28,7 @@ fn task(number: u32) -> TaskId {
 
 fn result(number: u32) -> EdgeMessage {
     EdgeMessage::Result(TaskResult {
+        removal: None,
         task: task(number),
         outcome: TaskOutcome::Succeeded,
         reason: String::new(),

@@ -50,6 +50,8 @@ pub(super) struct Outbox {
     pub(super) trust: SessionTrust,
     /// The key of the certificate that the session began with.
     pub(super) key: KeyHash,
+    /// Whether the node's agent can remove images.
+    pub(super) removes: bool,
     queue: Mutex<Queue>,
     wake: Notify,
 }
@@ -64,8 +66,8 @@ struct Queue {
 }
 
 impl Outbox {
-    pub(super) fn new(id: SessionId, trust: SessionTrust, key: KeyHash) -> Self {
-        Self { id, trust, key, queue: Mutex::default(), wake: Notify::new() }
+    pub(super) fn new(id: SessionId, trust: SessionTrust, key: KeyHash, removes: bool) -> Self {
+        Self { id, trust, key, removes, queue: Mutex::default(), wake: Notify::new() }
     }
 
     /// Queues a message. A queue without room closes the session instead.

@@ -34,6 +34,9 @@ pub enum SendError {
     /// The message is larger than any session accepts. The session goes on.
     #[error("the message is too large: {0} bytes")]
     TooLarge(usize),
+    /// The node's agent doesn't know the task.
+    #[error("its edgecore-prepull is too old to remove images: upgrade it, and raise spec.retry")]
+    TooOld,
     /// The node does not read: its queue is full, and its session is being closed.
     #[error("the node reads too slowly")]
     Full,
@@ -66,6 +69,11 @@ impl Sessions {
         let Some(outbox) = self.shared.table.lock().get(node).cloned() else {
             return Err(SendError::Offline);
         };
+        if matches!(&message, CloudMessage::Assign(assign) if assign.task.removal.is_some())
+            && !outbox.removes
+        {
+            return Err(SendError::TooOld);
+        }
         let text = match encode(&message) {
             Ok(text) => Utf8Bytes::from(text),
             Err(DecodeError::TooLarge(size)) => return Err(SendError::TooLarge(size)),
@@ -150,11 +158,18 @@ impl Sessions {
     }
 
     /// Makes a new session the node's only one, and closes the one that it replaces.
-    pub(super) fn register(&self, node: NodeName, trust: SessionTrust, key: KeyHash) -> Arc<Outbox> {
+    /// `removes`: see [`prepull_api::wire::Hello::removes`].
+    pub(super) fn register(
+        &self,
+        node: NodeName,
+        trust: SessionTrust,
+        key: KeyHash,
+        removes: bool,
+    ) -> Arc<Outbox> {
         let mut table = self.shared.table.lock();
         // Relaxed: the table's lock orders the sessions of a node.
         let id = SessionId(self.shared.last_id.fetch_add(1, Ordering::Relaxed) + 1);
-        let outbox = Arc::new(Outbox::new(id, trust, key));
+        let outbox = Arc::new(Outbox::new(id, trust, key, removes));
         let replaced = table.insert(node, Arc::clone(&outbox));
         drop(table);
         if let Some(replaced) = replaced {
@@ -182,7 +197,9 @@ fn spread_returns(count: u32) -> impl Iterator<Item = Duration> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use futures::FutureExt;
-    use prepull_api::task::{JobUid, TaskId};
+    use prepull_api::download::DownloadTerms;
+    use prepull_api::task::{JobUid, Removal, Task, TaskId};
+    use prepull_api::wire::Assign;
 
     use super::*;
     use crate::edges::tunnel::outbox::{MAX_QUEUED, Outgoing};
@@ -206,10 +223,26 @@ mod tests {
     }
 
     #[test]
+    fn a_removal_never_reaches_an_agent_too_old_for_it() {
+        let sessions = Sessions::default();
+        let assign = |removal| {
+            let id = TaskId { job: JobUid("uid".into()), attempt: 1 };
+            let task = Task { id, title: String::new(), checks: Vec::new(), images: Vec::new(), removal };
+            let (remaining, download) = (Duration::from_secs(1), DownloadTerms::default());
+            CloudMessage::Assign(Assign { task, remaining, keys: Vec::new(), download })
+        };
+        for (removes, outcome) in [(false, Some(SendError::TooOld)), (true, None)] {
+            let _outbox = sessions.register(node(), SessionTrust::default(), KEY, removes);
+            assert_eq!(sessions.send(&node(), assign(Some(Box::<Removal>::default()))).err(), outcome);
+            assert!(sessions.send(&node(), assign(None)).is_ok());
+        }
+    }
+
+    #[test]
     fn messages_are_sent_in_order() {
         let sessions = Sessions::default();
         assert_eq!(sessions.send(&node(), cancel("0")), Err(SendError::Offline));
-        let outbox = sessions.register(node(), SessionTrust::default(), KEY);
+        let outbox = sessions.register(node(), SessionTrust::default(), KEY, true);
         sessions.send(&node(), cancel("1")).unwrap();
         sessions.send(&node(), cancel("2")).unwrap();
         let expected = |reason| Some(Outgoing::Message(encode(&cancel(reason)).unwrap().into()));
@@ -222,7 +255,7 @@ mod tests {
     fn a_full_queue_closes_the_session() {
         for (reason, fits) in [("x".to_owned(), MAX_QUEUED), ("x".repeat(1024 * 1000), 4)] {
             let sessions = Sessions::default();
-            let outbox = sessions.register(node(), SessionTrust::default(), KEY);
+            let outbox = sessions.register(node(), SessionTrust::default(), KEY, true);
             for _ in 0..fits {
                 sessions.send(&node(), cancel(&reason)).unwrap();
             }
@@ -236,7 +269,7 @@ mod tests {
     #[test]
     fn sent_bytes_make_room_in_the_queue() {
         let sessions = Sessions::default();
-        let outbox = sessions.register(node(), SessionTrust::default(), KEY);
+        let outbox = sessions.register(node(), SessionTrust::default(), KEY, true);
         for _ in 0..20 {
             sessions.send(&node(), cancel(&"x".repeat(1024 * 1000))).unwrap();
             assert!(matches!(outbox.next(true).now_or_never(), Some(Outgoing::Message(_))));
@@ -246,8 +279,8 @@ mod tests {
     #[test]
     fn a_second_session_replaces_the_first() {
         let sessions = Sessions::default();
-        let first = sessions.register(node(), SessionTrust::default(), KEY);
-        let second = sessions.register(node(), SessionTrust::default(), KEY);
+        let first = sessions.register(node(), SessionTrust::default(), KEY, true);
+        let second = sessions.register(node(), SessionTrust::default(), KEY, true);
         assert!(second.id > first.id);
         assert_eq!(closed(&first).as_deref(), Some("replaced by a newer session of this node"));
         sessions.remove(&node(), first.id);
@@ -259,8 +292,8 @@ mod tests {
     #[test]
     fn disconnects_only_the_current_session() {
         let sessions = Sessions::default();
-        let first = sessions.register(node(), SessionTrust::default(), KEY);
-        let second = sessions.register(node(), SessionTrust::default(), KEY);
+        let first = sessions.register(node(), SessionTrust::default(), KEY, true);
+        let second = sessions.register(node(), SessionTrust::default(), KEY, true);
         sessions.disconnect(&node(), first.id, "revoked");
         assert_eq!(sessions.all(), [(node(), second.id, KEY)]);
         sessions.send(&node(), cancel("secret")).unwrap();
@@ -272,8 +305,8 @@ mod tests {
     #[test]
     fn a_drain_spreads_the_return_times() {
         let sessions = Sessions::default();
-        let outboxes =
-            ["a", "b", "c", "d"].map(|name| sessions.register(name.into(), SessionTrust::default(), KEY));
+        let outboxes = ["a", "b", "c", "d"]
+            .map(|name| sessions.register(name.into(), SessionTrust::default(), KEY, true));
         sessions.goaway_all("restart");
         assert!(sessions.is_empty());
         let mut delays = Vec::new();
@@ -293,7 +326,7 @@ mod tests {
     #[test]
     fn an_immediate_close_waits_for_no_write() {
         let sessions = Sessions::default();
-        let outbox = sessions.register(node(), SessionTrust::default(), KEY);
+        let outbox = sessions.register(node(), SessionTrust::default(), KEY, true);
         sessions.send(&node(), cancel("x")).unwrap();
         assert_eq!(outbox.next(false).now_or_never(), None);
         sessions.goaway_all("restart");
@@ -305,7 +338,7 @@ mod tests {
     #[test]
     fn an_immediate_close_drops_the_queued_messages() {
         let sessions = Sessions::default();
-        let outbox = sessions.register(node(), SessionTrust::default(), KEY);
+        let outbox = sessions.register(node(), SessionTrust::default(), KEY, true);
         sessions.send(&node(), cancel("x")).unwrap();
         outbox.close(Close::new(CloseCode::Policy, "node deleted"));
         assert_eq!(closed(&outbox).as_deref(), Some("node deleted"));

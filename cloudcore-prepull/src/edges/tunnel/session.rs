@@ -55,7 +55,8 @@ where
     let (end, announced) = match greeting.await {
         Ok(Ok(hello)) => {
             let trust = SessionTrust::new(context.issuer, context.peer.form, &hello);
-            let outbox = context.sessions.register(context.peer.node.clone(), trust, context.peer.key);
+            let outbox =
+                context.sessions.register(context.peer.node.clone(), trust, context.peer.key, hello.removes);
             let id = outbox.id;
             // Check again: a revocation since the handshake couldn't find this session to end it.
             if let Err(refusal) = context.roster.check(&context.peer.node, context.peer.key) {

@@ -47,8 +47,15 @@ fn result(outcome: TaskOutcome) -> Input {
         TaskOutcome::DeadlineExceeded => vec![image(ImageOutcome::Stopped, Some(FailureCode::Timeout))],
         TaskOutcome::Cancelled => Vec::new(),
     };
-    let result =
-        TaskResult { task, outcome, reason: String::new(), check: None, images, took: Duration::ZERO };
+    let result = TaskResult {
+        removal: None,
+        task,
+        outcome,
+        reason: String::new(),
+        check: None,
+        images,
+        took: Duration::ZERO,
+    };
     let message = EdgeMessage::Result(result);
     Input::Session(SessionEvent::Message { node: node(), session: SessionId(1), message })
 }

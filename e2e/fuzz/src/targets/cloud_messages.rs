@@ -147,6 +147,7 @@ impl Node {
                     self.disk.remove(&task);
                 }
                 AgentEffect::Start(execution) => self.running.push_back(*execution),
+                AgentEffect::MayRemove(_) => {}
                 AgentEffect::Stop { task, reason } => {
                     assert!(self.running.iter().any(|execution| execution.task.id == task));
                     self.reason = reason;
@@ -182,12 +183,12 @@ impl Node {
     /// The executor that runs longest ends its task.
     fn end(&mut self) {
         let Some(execution) = self.running.pop_front() else { return };
-        let Execution { task, check, done, terms: _ } = execution;
+        let Execution { task, check, done, removal: _, terms: _ } = execution;
         let outcome = if self.reason.is_empty() { ImageOutcome::Pulled } else { ImageOutcome::Failed };
         let image = ImageResult { reason: self.reason.clone(), attempts: 1, ..ImageResult::new(outcome) };
         let images = done.into_iter().map(|done| done.unwrap_or_else(|| image.clone())).collect();
         let outcome = if self.reason.is_empty() { TaskOutcome::Succeeded } else { TaskOutcome::Failed };
-        let end = TaskEnd { outcome, reason: self.reason.clone(), check, images };
+        let end = TaskEnd { removal: None, outcome, reason: self.reason.clone(), check, images };
         self.handle(AgentEvent::Ended(task.id, end));
     }
 

@@ -72,6 +72,7 @@ pub(crate) async fn through_agent(
         sandbox: None,
     };
     let task = Task {
+        removal: None,
         id: TaskId { job: JobUid("bench".to_owned()), attempt: 1 },
         title: "bench".to_owned(),
         checks: vec![CheckItem::Disk],
@@ -83,8 +84,14 @@ pub(crate) async fn through_agent(
         download: Arc::default(),
         windows: None,
     };
-    let work = Execution { task, check: None, done: vec![None; references.len()], terms: terms.clone() };
-    let (_control, receiver) = watch::channel(TaskControl { terms, stop: None });
+    let work = Execution {
+        task,
+        check: None,
+        removal: None,
+        done: vec![None; references.len()],
+        terms: terms.clone(),
+    };
+    let (_control, receiver) = watch::channel(TaskControl { terms, may_remove: false, stop: None });
     let (sender, mut reports) = mpsc::channel(64);
     let begun = Instant::now();
     let listen = async { while reports.recv().await.is_some() {} };

@@ -5,7 +5,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use containerd_client::services::v1::snapshots::snapshots_client::SnapshotsClient;
-use containerd_client::services::v1::snapshots::{RemoveSnapshotRequest, ViewSnapshotRequest};
+use containerd_client::services::v1::snapshots::{
+    PrepareSnapshotRequest, RemoveSnapshotRequest, ViewSnapshotRequest,
+};
 use serde_json::Value;
 use tonic::Request;
 
@@ -63,6 +65,19 @@ impl Containerd {
             ensure!(compared.status.success(), "layer {index} is not what is unpacked of it: {said}");
         }
         Ok(unpacked.len())
+    }
+
+    /// Uses the image as a container does: a writable snapshot on its layers.
+    pub async fn hold(&self, image: &Image) -> Result<()> {
+        let parent = chains(image)?.pop().context("no layers")?;
+        let prepare = PrepareSnapshotRequest {
+            snapshotter: "overlayfs".to_owned(),
+            key: format!("prepull-e2e-container-{}", &image.digest()[7..19]),
+            parent,
+            labels: [("containerd.io/gc.root".to_owned(), "container".to_owned())].into(),
+        };
+        SnapshotsClient::new(self.channel().await?).prepare(in_namespace(prepare)?).await?;
+        Ok(())
     }
 
     /// The directory of an unpacked layer.

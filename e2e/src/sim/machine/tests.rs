@@ -68,6 +68,7 @@ fn work(begun: Instant, attempt: u32, images: usize) -> Execution {
         sandbox: None,
     };
     let task = Task {
+        removal: None,
         id: TaskId { job: JobUid("job".to_owned()), attempt },
         title: "job".to_owned(),
         checks: vec![CheckItem::Disk],
@@ -79,7 +80,7 @@ fn work(begun: Instant, attempt: u32, images: usize) -> Execution {
         download: Arc::default(),
         windows: None,
     };
-    Execution { task, check: None, done: vec![None; images], terms }
+    Execution { removal: None, task, check: None, done: vec![None; images], terms }
 }
 
 #[test]

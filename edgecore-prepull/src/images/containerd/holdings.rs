@@ -18,7 +18,7 @@ use tonic::{Response, Status};
 
 use super::labels::SNAPSHOT_LABEL;
 use super::namespace::{answer_within, namespaced};
-use super::pins::is_pinned;
+use super::pins::{is_pinned, is_pinned_by_job};
 use super::to_size;
 
 /// Prefix of all labels that lead from one blob to another.
@@ -43,6 +43,8 @@ pub(crate) struct Record {
     /// Digest of the manifest or index that it points to.
     pub(crate) target: String,
     pub(crate) is_pinned: bool,
+    /// Whether a job of ours wants the pin.
+    pub(crate) is_pinned_by_job: bool,
     /// Creation time of the name. `None` if containerd doesn't report it.
     pub(crate) created: Option<SystemTime>,
 }
@@ -136,9 +138,9 @@ impl HoldingsReader {
         let answer = answer_within(PATIENCE, async { list.clone().list(request).await }).await?;
         let record = |image: containerd_client::services::v1::Image| {
             let created = image.created_at.and_then(|at| SystemTime::try_from(at).ok());
-            let is_pinned = is_pinned(&image.labels);
+            let (is_pinned, is_pinned_by_job) = (is_pinned(&image.labels), is_pinned_by_job(&image.labels));
             let target = image.target.map(|target| target.digest).unwrap_or_default();
-            Record { name: image.name, target, is_pinned, created }
+            Record { name: image.name, target, is_pinned, is_pinned_by_job, created }
         };
         Ok(answer.images.into_iter().map(record).collect())
     }

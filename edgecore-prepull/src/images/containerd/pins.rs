@@ -121,6 +121,11 @@ pub(super) fn is_pinned(labels: &Labels) -> bool {
     labels.get(PINNED.0).is_some_and(|value| value == PINNED.1) || labels.contains_key(PINNED_BY)
 }
 
+/// Whether a job of ours wants this record's image pinned.
+pub(super) fn is_pinned_by_job(labels: &Labels) -> bool {
+    labels.contains_key(PINNED_BY)
+}
+
 fn changes_to_pin(labels: &Labels, job: &JobUid) -> Result<BTreeMap<String, String>, Status> {
     let wanted_by = format!("{PINNED_FOR}{job}");
     let mut changes = BTreeMap::new();

@@ -28,6 +28,7 @@ use self::snapshotter::{PLUGIN_TYPE, Snapshotter};
 use self::view::{Sight, View};
 use super::stop::Stop;
 use crate::images::containerd::ingests_dir;
+use crate::images::puller::PullError;
 use crate::images::puller::cri::{MAX_MESSAGE, ask};
 use crate::images::runtime::RuntimeEndpoint;
 
@@ -60,6 +61,14 @@ pub(super) struct Facts {
     pub(super) sandbox: Option<String>,
 }
 
+/// Where containerd keeps what it has.
+struct Storage {
+    release: Release,
+    config: CriConfig,
+    snapshotter: String,
+    image_root: PathBuf,
+}
+
 /// A part of the configuration of containerd's CRI plugin.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Registries {
@@ -82,20 +91,7 @@ impl Runtime {
     /// Reads the facts, or returns a reason to leave the pull to the runtime. `hosts_dir` replaces the directory in the
     /// runtime's configuration.
     pub(super) async fn read(&self, hosts_dir: Option<&Path>) -> Result<Facts, Stop> {
-        let version = VersionRequest { version: "v1".to_owned() };
-        let version = self.ask(self.cri.clone().version(version)).await?;
-        if version.runtime_name != "containerd" {
-            let runtime = version.runtime_name;
-            return Err(Stop::StepBack(format!("{runtime} has no store that the agent can fetch into")));
-        }
-        let release = Release::parse(&version.runtime_version);
-        let status = StatusRequest { verbose: true };
-        let status = self.ask(self.cri.clone().status(status)).await?;
-        let config = status.info.get("config").and_then(|config| serde_json::from_str(config).ok());
-        let config: CriConfig = config.unwrap_or_default();
-        let images = self.image_root().await?;
-        let snapshotter = snapshotter::find(&images, config.snapshotter(), &self.snapshotters().await?);
-        let Snapshotter { name: snapshotter, root: image_root } = snapshotter.map_err(Stop::StepBack)?;
+        let Storage { release, config, snapshotter, image_root } = self.read_storage().await?;
         let root = config.root().or_else(|| image_root.parent()).unwrap_or(&image_root).to_path_buf();
 
         let peer = self.endpoint.peer().await;
@@ -125,6 +121,34 @@ impl Runtime {
         let flushes_layers = release.flushes_layers(&snapshotter);
         let sandbox = config.sandbox_image;
         Ok(Facts { hosts, snapshotter, discards_layers, flushes_layers, image_root, root, sandbox })
+    }
+
+    /// Reads where containerd keeps what it has, or returns a reason why that isn't known.
+    async fn read_storage(&self) -> Result<Storage, Stop> {
+        let version = VersionRequest { version: "v1".to_owned() };
+        let version = self.ask(self.cri.clone().version(version)).await?;
+        if version.runtime_name != "containerd" {
+            let runtime = version.runtime_name;
+            return Err(Stop::StepBack(format!("{runtime} has no store that the agent can fetch into")));
+        }
+        let release = Release::parse(&version.runtime_version);
+        let status = StatusRequest { verbose: true };
+        let status = self.ask(self.cri.clone().status(status)).await?;
+        let config = status.info.get("config").and_then(|config| serde_json::from_str(config).ok());
+        let config: CriConfig = config.unwrap_or_default();
+        let images = self.image_root().await?;
+        let snapshotter = snapshotter::find(&images, config.snapshotter(), &self.snapshotters().await?);
+        let Snapshotter { name: snapshotter, root: image_root } = snapshotter.map_err(Stop::StepBack)?;
+        Ok(Storage { release, config, snapshotter, image_root })
+    }
+
+    /// Name of the snapshotter, and of the sandbox image if containerd reports it. `None` for other runtimes.
+    pub(super) async fn snapshotter(&self) -> Result<Option<(String, Option<String>)>, PullError> {
+        match self.read_storage().await {
+            Ok(storage) => Ok(Some((storage.snapshotter, storage.config.sandbox_image))),
+            Err(Stop::StepBack(_)) => Ok(None),
+            Err(Stop::Failed(error) | Stop::NoConnection { error, .. }) => Err(error),
+        }
     }
 
     /// Whether the agent sees the files of containerd's ingests.

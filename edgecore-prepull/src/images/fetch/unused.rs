@@ -27,6 +27,8 @@ pub(super) struct ListedImage {
     /// Its tags and digests.
     pub(super) names: Vec<String>,
     pub(super) is_pinned: bool,
+    /// Bytes by the runtime's own count.
+    pub(super) size: u64,
 }
 
 /// Content that must stay, besides the images in use.
@@ -54,7 +56,7 @@ pub(super) struct Unused {
 }
 
 impl ListedImage {
-    fn is_called(&self, name: &str) -> bool {
+    pub(super) fn is_called(&self, name: &str) -> bool {
         self.id == name || self.names.iter().any(|own| own == name)
     }
 
@@ -154,10 +156,21 @@ mod tests {
         for (name, created) in names.iter().zip(1..) {
             let [id, tag, target, layer, top] =
                 ["id", "tag", "target", "layer", "top"].map(|kind| format!("{kind}-{name}"));
-            listing.images.push(ListedImage { id: id.clone(), names: vec![tag.clone()], is_pinned: false });
+            listing.images.push(ListedImage {
+                id: id.clone(),
+                names: vec![tag.clone()],
+                is_pinned: false,
+                size: 0,
+            });
             for name in [&id, &tag] {
                 let created = Some(at(created * 100));
-                let record = Record { name: name.clone(), target: target.clone(), is_pinned: false, created };
+                let record = Record {
+                    name: name.clone(),
+                    target: target.clone(),
+                    is_pinned: false,
+                    is_pinned_by_job: false,
+                    created,
+                };
                 holdings.records.push(record);
             }
             let keeps = vec![id.clone(), layer.clone(), "layer-base".to_owned()];

@@ -9,7 +9,9 @@ use prepull_api::task::{Bytes, ImageFacts, JobUid, PulledBy, SandboxMetadata};
 use prepull_api::wire::Filesystem;
 use tokio::time::sleep;
 
-use super::{ErrorClass, Present, ProgressSink, PullError, PullRequest, Pulled, Puller, Unpinned};
+use super::{
+    ErrorClass, HeldImage, Present, ProgressSink, PullError, PullRequest, Pulled, Puller, Removed, Unpinned,
+};
 
 /// Course of one fake pull.
 #[derive(Clone, Debug)]
@@ -64,6 +66,10 @@ pub(crate) struct State {
     pub(crate) free: u64,
     /// Percentage of the file system with removable images.
     pub(crate) removable: u64,
+    /// Images that can be removed.
+    pub(crate) held: Vec<HeldImage>,
+    /// Errors for the next removals.
+    pub(crate) removal_errors: Vec<PullError>,
     /// Pinned references, each with the job that wants it.
     pub(crate) pins: Vec<(String, JobUid)>,
     /// Warning for each pulled image.
@@ -183,6 +189,30 @@ impl Puller for Fake {
 
     async fn removable(&self, _wanted: &[String]) -> u64 {
         self.state.lock().unwrap().removable
+    }
+
+    async fn held_images(&self) -> Result<Vec<HeldImage>, PullError> {
+        Ok(self.state.lock().unwrap().held.clone())
+    }
+
+    async fn weigh(&self, ids: &[String]) -> Result<Vec<u64>, PullError> {
+        let state = self.state.lock().unwrap();
+        let size =
+            |id: &String| state.held.iter().find(|image| image.id == *id).map_or(0, |image| image.size);
+        Ok(ids.iter().map(size).collect())
+    }
+
+    async fn remove(&self, id: &str) -> Result<Removed, PullError> {
+        sleep(Duration::from_secs(1)).await;
+        let mut state = self.state.lock().unwrap();
+        if let Some(error) = state.removal_errors.pop() {
+            return Err(error);
+        }
+        let Some(at) = state.held.iter().position(|image| image.id == id) else { return Ok(Removed::Absent) };
+        if let Some(code) = state.held[at].needed {
+            return Ok(Removed::Needed(code));
+        }
+        Ok(Removed::Freed(state.held.remove(at).size))
     }
 
     async fn flush(&self) {

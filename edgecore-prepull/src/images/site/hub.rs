@@ -91,6 +91,19 @@ impl Hub {
         self.change(|state| state.note_here(key, size));
     }
 
+    /// Reports to the cloud that blobs are no longer here, so that it sends no neighbour for them.
+    pub(crate) fn forget(&self, digests: &BTreeSet<String>) {
+        self.change(|state| {
+            let (gone, here): (VecDeque<_>, VecDeque<_>) =
+                state.here.drain(..).partition(|((_, digest), _)| digests.contains(digest));
+            state.here = here;
+            for (key, size) in gone {
+                state.changed.remove(&key);
+                push(&mut state.dropped, dropped(key, size, 0), WAITING);
+            }
+        });
+    }
+
     pub(super) fn change_want(&self, key: &Key, change: impl FnOnce(&mut Want) -> bool) {
         self.change(|state| {
             if let Some(want) = state.wants.get_mut(key)

@@ -11,6 +11,7 @@ use super::record::{TaskRecord, summary};
 use super::time::Now;
 use super::windows::TaskTerms;
 use super::windows::{LOOK_AT_CLOCK, NodeClock};
+use crate::tasks::removal::RemovalRecord;
 
 /// Wait before we retry a failed write of a record: a full disk takes a while to empty, and a write costs next to
 /// nothing.
@@ -26,6 +27,8 @@ pub(super) struct TaskEntry {
     saving: Saving,
     /// Whether the last assignment had download terms.
     limited: bool,
+    /// Whether the executor waits until the choice of the images to remove is written.
+    removal_waits: bool,
 }
 
 /// Stages of a task in the agent; the diagram is in [`super`].
@@ -98,7 +101,8 @@ impl TaskEntry {
         let accepted = Some(now.monotonic);
         let limited = !terms.download.is_default();
         let stage = Stage::Storing(terms);
-        let mut entry = Self { record, accepted, stage, saving: Saving::Saved, limited };
+        let mut entry =
+            Self { record, accepted, stage, saving: Saving::Saved, limited, removal_waits: false };
         entry.save(effects);
         entry
     }
@@ -110,13 +114,17 @@ impl TaskEntry {
         } else {
             Stage::NeedsKeys { deadline: (!record.has_windows).then(|| now.after(record.time_left(now))) }
         };
-        let all_ended = record.result.is_none() && record.images.iter().all(Option::is_some);
-        let mut entry = Self { record, accepted: None, stage, saving: Saving::Saved, limited: false };
+        let all_ended = record.result.is_none()
+            && record.task.removal.is_none()
+            && record.images.iter().all(Option::is_some);
+        let (saving, limited, removal_waits) = (Saving::Saved, false, false);
+        let mut entry = Self { record, accepted: None, stage, saving, limited, removal_waits };
         if all_ended {
             // The agent stopped between the last image and the result: no image needs a key any more.
             let images: Vec<_> = entry.record.images.iter().flatten().cloned().collect();
             let (outcome, reason) = summary(&entry.record.task, &images);
-            entry.end(TaskEnd { outcome, reason, check: entry.record.check.clone(), images }, now, effects);
+            let check = entry.record.check.clone();
+            entry.end(TaskEnd { outcome, reason, check, images, removal: None }, now, effects);
         }
         entry
     }
@@ -236,6 +244,8 @@ impl TaskEntry {
         self.saving = Saving::Saved;
         if outdated {
             self.save(effects);
+        } else {
+            self.let_remove(effects);
         }
         match std::mem::replace(&mut self.stage, Stage::Running) {
             Stage::Storing(terms) => {
@@ -256,6 +266,8 @@ impl TaskEntry {
     /// Schedules a retry of the failed write, and sends the result if that's what couldn't be written.
     pub(super) fn on_persist_failed(&mut self, connected: bool, now: Now, effects: &mut Vec<AgentEffect>) {
         self.saving = Saving::Failed { retry_at: now.after(PERSIST_RETRY) };
+        // A full disk is the very reason to remove images.
+        self.let_remove(effects);
         self.send_result(connected, effects);
     }
 
@@ -288,6 +300,7 @@ impl TaskEntry {
             task: self.record.task.clone(),
             check: self.record.check.clone(),
             done: self.record.images.clone(),
+            removal: self.record.removal.clone(),
             terms,
         })));
     }
@@ -313,6 +326,22 @@ impl TaskEntry {
         }
     }
 
+    /// Stores how far the removal has come. Once that is on the disk, images may be removed.
+    pub(super) fn set_removal(&mut self, record: RemovalRecord, effects: &mut Vec<AgentEffect>) {
+        self.record.removal = Some(record);
+        self.removal_waits = true;
+        self.save(effects);
+        if matches!(self.saving, Saving::Failed { .. }) {
+            self.let_remove(effects);
+        }
+    }
+
+    fn let_remove(&mut self, effects: &mut Vec<AgentEffect>) {
+        if std::mem::take(&mut self.removal_waits) && self.is_running() {
+            effects.push(AgentEffect::MayRemove(self.record.id().clone()));
+        }
+    }
+
     /// Fails the task after a crash of its executor.
     pub(super) fn crash(&mut self, reason: String, now: Now, effects: &mut Vec<AgentEffect>) {
         let mut images = self.record.results_if_stopped(&reason, FailureCode::Internal);
@@ -321,8 +350,8 @@ impl TaskEntry {
                 image.outcome = ImageOutcome::Failed;
             }
         }
-        let check = self.record.check.clone();
-        self.end(TaskEnd { outcome: TaskOutcome::Failed, reason, check, images }, now, effects);
+        let (check, removal) = (self.record.check.clone(), self.record.removal_result());
+        self.end(TaskEnd { outcome: TaskOutcome::Failed, reason, check, images, removal }, now, effects);
     }
 
     /// Ends a task that has no executor.
@@ -338,13 +367,13 @@ impl TaskEntry {
             _ => FailureCode::Cancelled,
         };
         let images = self.record.results_if_stopped(reason, code);
-        let check = self.record.check.clone();
-        self.end(TaskEnd { outcome, reason: reason.to_owned(), check, images }, now, effects);
+        let (check, removal) = (self.record.check.clone(), self.record.removal_result());
+        self.end(TaskEnd { outcome, reason: reason.to_owned(), check, images, removal }, now, effects);
     }
 
     /// Puts the result into the record and writes it.
     pub(super) fn end(&mut self, end: TaskEnd, now: Now, effects: &mut Vec<AgentEffect>) {
-        let TaskEnd { outcome, reason, check, mut images } = end;
+        let TaskEnd { outcome, reason, check, mut images, removal } = end;
         // The executor doesn't know when the task was accepted; take the times from the record.
         for (image, known) in images.iter_mut().zip(&self.record.images) {
             if let Some(known) = known {
@@ -354,8 +383,9 @@ impl TaskEntry {
         let took = self.age(now);
         let task = self.record.id().clone();
         let reason = truncate_reason(&reason);
-        self.record.result = Some(TaskResult { task, outcome, reason, check, images, took });
+        self.record.result = Some(TaskResult { task, outcome, reason, check, images, removal, took });
         self.record.images = Vec::new();
+        self.record.removal = None;
         self.record.check = None;
         self.stage = Stage::Ending;
         self.save(effects);

@@ -1,10 +1,11 @@
 //! Input and output of the agent: events, and the effects that its caller carries out.
 
-use prepull_api::task::{CheckOutcome, ImageResult, Task, TaskId, TaskOutcome, TaskResult};
+use prepull_api::task::{CheckOutcome, ImageResult, RemovalResult, Task, TaskId, TaskOutcome, TaskResult};
 use prepull_api::wire::{Assign, EdgeMessage, Progress};
 
 use super::record::TaskRecord;
 use super::windows::TaskTerms;
+use crate::tasks::removal::RemovalRecord;
 
 /// Something that happened to the node, which [`Agent::handle`](super::Agent::handle) reacts to.
 #[derive(Debug)]
@@ -48,6 +49,8 @@ pub enum AgentEvent {
         /// Final result of the image.
         result: ImageResult,
     },
+    /// The removal of this task has come further.
+    Removal(TaskId, Box<RemovalRecord>),
     /// The executor has finished this task.
     Ended(TaskId, TaskEnd),
     /// The executor of a task has panicked.
@@ -73,6 +76,8 @@ pub enum AgentEffect {
     Start(Box<Execution>),
     /// Give the executor of this task a new deadline, new keys and new download terms.
     Renew(TaskId, TaskTerms),
+    /// The executor of this task may begin to remove images: its choice is on the disk, or the disk refuses it.
+    MayRemove(TaskId),
     /// Stop the executor of a task, which answers with [`AgentEvent::Ended`].
     Stop {
         /// The task to stop.
@@ -93,6 +98,8 @@ pub struct Execution {
     pub check: Option<CheckOutcome>,
     /// Results of the images, by index. An image that has one is not touched again.
     pub done: Vec<Option<ImageResult>>,
+    /// How far the removal had come before a restart.
+    pub removal: Option<RemovalRecord>,
     /// Deadline, keys and download terms at the start.
     pub terms: TaskTerms,
 }
@@ -108,6 +115,8 @@ pub struct TaskEnd {
     pub check: Option<CheckOutcome>,
     /// Results of the images, one for each image of the task.
     pub images: Vec<ImageResult>,
+    /// What became of the images that the task removes. `None` if they weren't chosen yet.
+    pub removal: Option<RemovalResult>,
 }
 
 pub(super) fn send_accepted(task: TaskId) -> AgentEffect {

@@ -162,6 +162,7 @@ impl World {
                     "more tasks run than max_tasks"
                 );
             }
+            AgentEffect::MayRemove(id) => assert!(self.executors.contains_key(&id), "one that may remove"),
             AgentEffect::Renew(id, _) => assert!(self.executors.contains_key(&id), "an executor to renew"),
             AgentEffect::Stop { task, .. } => {
                 self.executors.get_mut(&task).expect("an executor to stop").1 = true;
@@ -309,7 +310,7 @@ impl World {
                 let images =
                     execution.done.into_iter().map(|done| done.unwrap_or_else(|| stopped.clone())).collect();
                 let outcome = if rest.is_some() { TaskOutcome::Cancelled } else { TaskOutcome::Succeeded };
-                let end = TaskEnd { outcome, reason: String::new(), check: None, images };
+                let end = TaskEnd { removal: None, outcome, reason: String::new(), check: None, images };
                 self.on(AgentEvent::Ended(id.clone(), end));
             }
         }

@@ -3,15 +3,20 @@
 use std::time::Duration;
 
 use prepull_api::failure::FailureCode;
-use prepull_api::task::{CheckOutcome, ImageOutcome, ImageResult, Task, TaskId, TaskOutcome, TaskResult};
+use prepull_api::task::{
+    CheckOutcome, ImageOutcome, ImageResult, RemovalResult, Task, TaskId, TaskOutcome, TaskResult,
+};
 use prepull_api::wire::truncate_reason;
 use serde::{Deserialize, Serialize};
 
 use super::time::{BootTime, Now, WallClock};
 use crate::tasks::NOT_KNOWN;
+use crate::tasks::removal::RemovalRecord;
 
 /// Format of [`TaskRecord`]. Increase it with each change that an older agent would misread.
-pub(crate) const RECORD_FORMAT: u32 = 1;
+pub(crate) const RECORD_FORMAT: u32 = 2;
+/// Format of a record without a removal: older agents can read it.
+const FORMAT_OF_PULLS: u32 = 1;
 
 /// One task in the ledger. No field can hold a credential: after a restart the cloud sends the keys again.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -40,6 +45,9 @@ pub struct TaskRecord {
     /// Results of the images that have ended, by index. Empty once there is a [`Self::result`], which has them all.
     #[serde(default)]
     pub images: Vec<Option<ImageResult>>,
+    /// How far the removal has come. `None` until its images are chosen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub removal: Option<RemovalRecord>,
     /// Final result of the task, kept until the cloud has acknowledged it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<TaskResult>,
@@ -50,7 +58,8 @@ impl TaskRecord {
     pub(crate) fn new(task: Task, remaining: Duration, now: Now) -> Self {
         let images = vec![None; task.images.len()];
         Self {
-            format: RECORD_FORMAT,
+            // An agent without removals would take the task for one without images.
+            format: if task.removal.is_some() { RECORD_FORMAT } else { FORMAT_OF_PULLS },
             task,
             accepted: now.wall(),
             deadline_set: now.wall(),
@@ -59,6 +68,7 @@ impl TaskRecord {
             has_windows: false,
             check: None,
             images,
+            removal: None,
             result: None,
         }
     }
@@ -109,6 +119,12 @@ impl TaskRecord {
     /// Computes the time since the acceptance by the wall clock.
     pub(super) fn age(&self, now: WallClock) -> Duration {
         self.accepted.until(now)
+    }
+
+    /// What has become of the images to remove so far.
+    pub(super) fn removal_result(&self) -> Option<RemovalResult> {
+        let dry_run = self.task.removal.as_ref()?.dry_run;
+        self.removal.as_ref().map(|record| record.result(dry_run))
     }
 
     /// Returns one result per image: images that have not ended become `Stopped` with this reason and code.

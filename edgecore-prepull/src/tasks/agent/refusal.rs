@@ -17,6 +17,7 @@ pub(super) fn refuse(task: &Task, outcome: TaskOutcome, reason: &str) -> AgentEf
     };
     let image = || ImageResult { code: Some(code), ..ImageResult::new(image_outcome) };
     send_result(TaskResult {
+        removal: None,
         task: task.id.clone(),
         outcome,
         reason: truncate_reason(reason),

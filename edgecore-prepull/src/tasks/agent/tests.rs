@@ -4,10 +4,13 @@ use std::time::{Duration, SystemTime};
 
 use prepull_api::credentials::{RegistryCredential, Sensitive};
 use prepull_api::download::DownloadTerms;
-use prepull_api::task::{ImageOutcome, ImageResult, ImageTask, JobUid, PullPolicy, Task, TaskResult};
+use prepull_api::task::{
+    ImageOutcome, ImageResult, ImageTask, JobUid, PullPolicy, Removal, Task, TaskResult,
+};
 use prepull_api::wire::{Key, OpenPhase, Progress};
 
 use super::*;
+use crate::tasks::removal::{PlannedRemoval, RemovalRecord};
 
 pub(super) fn task(job: &str, attempt: u32, images: usize) -> Task {
     let image = |n| ImageTask {
@@ -20,7 +23,13 @@ pub(super) fn task(job: &str, attempt: u32, images: usize) -> Task {
         sandbox: None,
     };
     let id = TaskId { job: JobUid(job.to_owned()), attempt };
-    Task { id, title: job.to_owned(), checks: Vec::new(), images: (0..images).map(image).collect() }
+    Task {
+        removal: None,
+        id,
+        title: job.to_owned(),
+        checks: Vec::new(),
+        images: (0..images).map(image).collect(),
+    }
 }
 
 pub(super) fn assign(task: Task) -> Assign {
@@ -74,7 +83,13 @@ impl Harness {
 
     pub(super) fn end(&mut self, task: &Task) -> Vec<AgentEffect> {
         let images = task.images.iter().map(|_| pulled()).collect();
-        let end = TaskEnd { outcome: TaskOutcome::Succeeded, reason: String::new(), check: None, images };
+        let end = TaskEnd {
+            removal: None,
+            outcome: TaskOutcome::Succeeded,
+            reason: String::new(),
+            check: None,
+            images,
+        };
         self.on(AgentEvent::Ended(task.id.clone(), end))
     }
 
@@ -421,4 +436,31 @@ fn progress_needs_a_running_task_and_session() {
     assert!(matches!(harness.on(progress())[..], [AgentEffect::Send(EdgeMessage::Progress(_))]));
     harness.on(AgentEvent::Disconnected);
     assert_eq!(harness.on(progress()), []);
+}
+
+#[test]
+fn a_removal_begins_once_its_choice_is_on_the_disk() {
+    let removal = |harness: &mut Harness| {
+        let task = Task { removal: Some(Box::<Removal>::default()), ..task("job", 1, 0) };
+        harness.run(&task);
+        let chosen = RemovalRecord { planned: vec![PlannedRemoval::default()], kept: Vec::new() };
+        let effects = harness.on(AgentEvent::Removal(task.id.clone(), Box::new(chosen)));
+        (task.id, record_of(&effects))
+    };
+    let mut harness = Harness::new();
+    let (id, record) = removal(&mut harness);
+    assert_eq!(
+        (record.format, record.removal.as_ref().map(|record| record.planned.len())),
+        (RECORD_FORMAT, Some(1))
+    );
+    assert_eq!(harness.on(AgentEvent::Persisted(id.clone())), [AgentEffect::MayRemove(id.clone())]);
+    // Without an image the task hasn't ended by that.
+    assert_eq!(harness.restart(vec![record]), []);
+    assert_eq!(harness.agent.open_tasks()[0].phase, OpenPhase::NeedsKeys);
+
+    // A full disk is the very reason to remove images.
+    let mut harness = Harness::new();
+    let (id, _) = removal(&mut harness);
+    let refused = AgentEvent::PersistFailed { task: id.clone(), reason: "disk full".to_owned() };
+    assert_eq!(harness.on(refused), [AgentEffect::MayRemove(id)]);
 }

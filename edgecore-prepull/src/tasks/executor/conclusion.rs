@@ -5,6 +5,7 @@ use prepull_api::task::{CheckOutcome, ImageOutcome, ImageResult, TaskOutcome};
 use prepull_api::wire::truncate_reason;
 
 use super::board::ImageBoard;
+use super::clearing::{self, RemovalBoard};
 use crate::images::puller::PullError;
 use crate::tasks::agent::{Execution, TaskEnd, summary};
 
@@ -24,11 +25,16 @@ pub(super) fn conclude(
     ending: Ending,
     check: Option<CheckOutcome>,
     trouble: Option<&PullError>,
-    board: &ImageBoard,
+    (board, removals): (&ImageBoard, &RemovalBoard),
 ) -> TaskEnd {
+    let removal = execution.task.removal.as_ref().and_then(|removal| removals.result(removal));
     let with_missing = |text: &str, images: &[ImageResult]| {
         let missing = images.iter().filter(|image| !image.outcome.is_on_node()).count();
-        let mut reason = format!("{text}; {missing} of {} images are missing", images.len());
+        let mut reason = match (&execution.task.removal, &removal) {
+            (None, _) => format!("{text}; {missing} of {} images are missing", images.len()),
+            (Some(_), None) => format!("{text} before the images to remove were chosen"),
+            (Some(_), Some(removal)) => format!("{text}; {} images were removed", removal.removed),
+        };
         if let Some(trouble) = trouble {
             reason = format!("{reason}; {trouble}");
         }
@@ -46,7 +52,10 @@ pub(super) fn conclude(
             } else {
                 // Every image has a result, so none becomes `Stopped`.
                 let images = board.results_if_stopped("stopped", |_| FailureCode::Internal);
-                let (outcome, reason) = summary(&execution.task, &images);
+                let (outcome, reason) = match &execution.task.removal {
+                    Some(_) => clearing::summary(removal.as_ref()),
+                    None => summary(&execution.task, &images),
+                };
                 (outcome, reason, images)
             }
         }
@@ -63,5 +72,5 @@ pub(super) fn conclude(
             (TaskOutcome::DeadlineExceeded, with_missing("the deadline passed", &images), images)
         }
     };
-    TaskEnd { outcome, reason, check, images }
+    TaskEnd { outcome, reason, check, images, removal }
 }

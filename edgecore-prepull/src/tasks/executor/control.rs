@@ -15,6 +15,8 @@ use crate::tasks::agent::{Now, OpenClock, TaskTerms};
 pub struct TaskControl {
     /// Current deadline and keys.
     pub terms: TaskTerms,
+    /// Whether the choice of the images to remove is on the disk, or can't be written.
+    pub may_remove: bool,
     /// Reason to stop the task; `None` lets it run.
     pub stop: Option<String>,
 }

@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 
 use super::context::TaskContext;
 use super::control::{current_key, deadline};
-use super::locks::{RecentPull, ReferenceLocks};
+use super::locks::{RecentPull, ReferenceGuard, ReferenceLocks};
 use super::login::{Attempt, pull_with_key};
 use super::pinning::pin;
 use super::wanted::Wanted;
@@ -26,9 +26,9 @@ use crate::metrics::Metrics;
 use crate::tasks::NOT_KNOWN;
 
 /// First ceiling of the wait between two attempts, which doubles with each failure.
-const FIRST_BACKOFF: Duration = Duration::from_secs(1);
+pub(super) const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 /// Last ceiling of the wait between two attempts. A task usually has minutes; longer waits would waste them.
-const LAST_BACKOFF: Duration = Duration::from_secs(30);
+pub(super) const LAST_BACKOFF: Duration = Duration::from_secs(30);
 /// Longest wait that a registry may request. A registry that rate-limits asks for seconds or minutes; one with a bug,
 /// or an impostor, must not delay a task's other attempts until the deadline. If we retry too early, a registry repeats
 /// its request.
@@ -187,6 +187,11 @@ impl<P: Puller> ImagePulls<P> {
         if !self.wanted.by_another(task, reference) {
             self.give_up(reference).await;
         }
+    }
+
+    /// Keeps pulls of this reference waiting. `None` if one is running.
+    pub(super) fn try_lock(&self, reference: &str) -> Option<ReferenceGuard> {
+        self.locks.try_lock(reference)
     }
 
     /// Has the puller release the content of unfinished pulls of this reference, unless one is running.

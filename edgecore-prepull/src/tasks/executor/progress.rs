@@ -9,6 +9,7 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use super::board::ImageBoard;
+use crate::tasks::removal::RemovalRecord;
 
 /// Shortest interval between two progress updates of a task, even if the cloud asks for more.
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
@@ -27,6 +28,8 @@ pub enum TaskUpdate {
         /// The reason for which the whole task waits; empty if it doesn't.
         waits: String,
     },
+    /// The removal of the task has come further: first its images are chosen, and then one after the other ends.
+    Removal(Box<RemovalRecord>),
     /// An image has ended for good.
     ImageEnded {
         /// Index into the images of the task.

@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod providers;
+mod removal;
 mod room;
 mod windows;
 
@@ -38,6 +39,7 @@ fn always(name: &str) -> ImageTask {
 fn execution(images: Vec<ImageTask>) -> Execution {
     let id = TaskId { job: JobUid("job".to_owned()), attempt: 1 };
     Execution {
+        removal: None,
         check: None,
         done: vec![None; images.len()],
         terms: TaskTerms {
@@ -46,7 +48,7 @@ fn execution(images: Vec<ImageTask>) -> Execution {
             download: Arc::default(),
             windows: None,
         },
-        task: Task { id, title: "job".to_owned(), checks: vec![CheckItem::Disk], images },
+        task: Task { removal: None, id, title: "job".to_owned(), checks: vec![CheckItem::Disk], images },
     }
 }
 
@@ -74,7 +76,8 @@ fn executor(fake: &Arc<Fake>) -> Arc<Executor<Fake>> {
 }
 
 fn start(executor: &Arc<Executor<Fake>>, execution: Execution) -> Run {
-    let (control, receiver) = watch::channel(TaskControl { terms: execution.terms.clone(), stop: None });
+    let (control, receiver) =
+        watch::channel(TaskControl { may_remove: false, terms: execution.terms.clone(), stop: None });
     let (sender, updates) = mpsc::channel(1000);
     let executor = executor.clone();
     Run {

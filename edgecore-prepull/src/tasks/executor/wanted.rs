@@ -36,6 +36,12 @@ impl Wanted {
         others.any(|(_, references)| references.iter().any(|other| other == reference))
     }
 
+    /// The images of all open tasks but this one.
+    pub(super) fn references_but(&self, task: &TaskId) -> Vec<String> {
+        let tasks = self.lock();
+        tasks.iter().filter(|(id, _)| *id != task).flat_map(|(_, references)| references).cloned().collect()
+    }
+
     /// The images of all open tasks.
     pub(super) fn references(&self) -> Vec<String> {
         self.lock().values().flatten().cloned().collect()

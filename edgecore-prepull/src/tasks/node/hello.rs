@@ -44,6 +44,7 @@ pub(super) async fn describe_node(
         pins: pins.ok().flatten(),
         // The tunnel knows the addresses.
         peer: Some(PeerDoor { addresses: Vec::new(), streams: streams.unwrap_or(false) }),
+        removes: true,
     }
 }
 

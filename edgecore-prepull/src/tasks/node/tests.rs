@@ -102,6 +102,7 @@ fn assign(images: &[&str]) -> CloudMessage {
         sandbox: None,
     };
     let task = Task {
+        removal: None,
         id: id(),
         title: "job".to_owned(),
         checks: Vec::new(),

@@ -12,7 +12,10 @@ use crate::crd::status::{Action, JobPhase, NodePhase, Tristate};
 use crate::download::{Deltas, VerificationMode, Weekday, Zone};
 use crate::failure::FailureCode;
 use crate::sites::{BlobState, From, PeerFault};
-use crate::task::{CheckItem, ImageOutcome, ImagePhase, KubeletRecord, PullPolicy, PulledBy, TaskOutcome};
+use crate::task::{
+    CheckItem, ImageOutcome, ImagePhase, KeepCode, KubeletRecord, PullPolicy, PulledBy, RemovalOutcome,
+    TaskOutcome,
+};
 
 macro_rules! read_as {
     ($($enum:ident: $json:expr => $read:expr,)*) => {
@@ -41,6 +44,8 @@ read_as! {
     ImageOutcome: json!("later") => ImageOutcome::Other,
     PulledBy: json!("Later") => PulledBy::Other,
     KubeletRecord: json!("Later") => KubeletRecord::Other,
+    RemovalOutcome: json!("Later") => RemovalOutcome::Failed,
+    KeepCode: json!("Later") => KeepCode::Other,
     FailureCode: json!("Later") => FailureCode::Other,
     // The strict one: an image without a signature must not be pulled by mistake.
     Deltas: json!("Later") => Deltas::Other,

@@ -184,6 +184,7 @@ impl World {
 
     fn succeed(&mut self, name: &str) {
         let result = TaskResult {
+            removal: None,
             task: task(),
             outcome: TaskOutcome::Succeeded,
             reason: String::new(),

@@ -364,6 +364,7 @@ impl TagPull {
         TagDispatch {
             node: fx.node.clone(),
             task: Task {
+                removal: None,
                 id: self.task.clone(),
                 title: format!("nodeimage/{}", self.key),
                 checks: vec![CheckItem::Disk],

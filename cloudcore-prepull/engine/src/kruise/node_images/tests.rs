@@ -256,6 +256,7 @@ impl World {
             ImageOutcome::Stopped => TaskOutcome::Cancelled,
         };
         self.receive(EdgeMessage::Result(TaskResult {
+            removal: None,
             task: task.clone(),
             outcome,
             reason: String::new(),

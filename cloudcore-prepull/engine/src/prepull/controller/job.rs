@@ -18,6 +18,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::crd::job::ImagePrePullJob;
+use prepull_api::crd::remove::RemovalStatus;
 use prepull_api::crd::status::{
     ImagePrePullJobStatus, JobPhase, MAX_NODES_IN_STATUS, NodeClock, NodePhase, NodeStatus, Summary,
 };
@@ -294,6 +295,11 @@ impl Job {
                 self.events.emit_withheld(reason, effects);
                 self.postpone(node, reason, secrets, effects);
             }
+            DispatchOutcome::TooOld(reason) => {
+                let rollout = self.members.rollout_mut();
+                rollout.fail_unsendable(node, FailureCode::AgentTooOld, reason, effects.now);
+                self.warn_of_failure(node, effects);
+            }
             DispatchOutcome::Unsendable(reason) => {
                 let rollout = self.members.rollout_mut();
                 rollout.fail_unsendable(node, FailureCode::Internal, reason, effects.now);
@@ -420,6 +426,15 @@ impl Job {
         }
     }
 
+    /// What the job has removed so far. `None` for a job that pulls.
+    pub(super) fn removal_status(&self) -> Option<RemovalStatus> {
+        self.spec.accepted()?.image_pre_pull_template.remove.as_ref()?;
+        let mut sum = RemovalStatus::default();
+        let of_nodes = self.members.rollout().records().filter_map(|record| record.removal.as_ref());
+        of_nodes.for_each(|node| sum.add(node));
+        Some(sum)
+    }
+
     fn status(&self, now: Timestamp) -> ImagePrePullJobStatus {
         let (course, rollout) = (&self.course, self.members.rollout());
         let mut summary = rollout.summary().clone();
@@ -448,6 +463,7 @@ impl Job {
             active_since: course.active_since().map(Time),
             summary,
             failures_by_code: rollout.failures(),
+            removal: self.removal_status(),
             rollout: rollout.waves(),
             retry: course.rounds(),
             recheck: course.recheck_status(rollout.rechecked()),

@@ -306,6 +306,7 @@ fn result(outcome: TaskOutcome) -> TaskResult {
     let there = outcome == TaskOutcome::Succeeded;
     let outcome_of_image = if there { ImageOutcome::Pulled } else { ImageOutcome::Failed };
     TaskResult {
+        removal: None,
         task: task(),
         outcome,
         reason: if there { String::new() } else { "nginx:1.25: wrong password".to_owned() },

@@ -4,7 +4,9 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::crd::status::{Action, ActionStatus, ImageBytes, ImageStatus, NodeStatus, Tristate};
 use prepull_api::failure::FailureCode;
-use prepull_api::task::{Bytes, ImageOutcome, ImageResult, TaskOutcome, TaskResult};
+use prepull_api::task::{
+    Bytes, ImageOutcome, ImageResult, MAX_REMOVALS, RemovalResult, TaskOutcome, TaskResult,
+};
 use prepull_api::wire::{Progress, truncate_note, truncate_reason};
 
 use crate::prepull::plan::NodePlan;
@@ -29,6 +31,7 @@ pub(super) fn begin_again(record: &mut NodeStatus) {
     record.start_time = None;
     record.recheck = None;
     record.action_flow.clear();
+    record.removal = record.removal.as_ref().map(RemovalResult::before_next_attempt);
     for image in record.image_status.iter_mut().filter(|image| image.status != Tristate::True) {
         (image.status, image.attempts, image.code) = (Tristate::Unknown, 0, None);
         image.reason.clear();
@@ -144,6 +147,7 @@ pub(super) fn apply_result(
     result: &TaskResult,
     now: Timestamp,
 ) {
+    let removes = result.removal.is_some() || plan.is_some_and(|plan| plan.removal.is_some());
     if let Some(plan) = plan
         && record.image_status.len() != plan.images.len()
     {
@@ -178,6 +182,10 @@ pub(super) fn apply_result(
         image.facts = facts.clone();
         image.facts.texts().into_iter().for_each(|text| *text = truncate_note(text));
     }
+    if let Some(removal) = &result.removal {
+        let before = record.removal.take().unwrap_or_default();
+        record.removal = Some(removal_of(removal, &before));
+    }
     let check = match &result.check {
         Some(check) if check.passed => action(Action::Check, Tristate::True, "", now),
         Some(check) => action(Action::Check, Tristate::False, &check.reason, now),
@@ -195,8 +203,23 @@ pub(super) fn apply_result(
             }
             TaskOutcome::Cancelled => (Tristate::Unknown, result.reason.as_str()),
         };
-        record.action_flow.push(action(Action::Pull, status, reason, now));
+        let step = if removes { Action::Remove } else { Action::Pull };
+        record.action_flow.push(action(step, status, reason, now));
     }
+}
+
+/// The result of a node's removal, within the bounds of a report. `before`: what the record had.
+fn removal_of(result: &RemovalResult, before: &RemovalResult) -> RemovalResult {
+    let RemovalResult { removed, kept, freed_bytes, removed_before: _, freed_before: _, images } = result;
+    let mut images: Vec<_> = images.iter().take(MAX_REMOVALS).cloned().collect();
+    for image in &mut images {
+        image.image = truncate_note(&image.image);
+        image.reason = truncate_reason(&image.reason);
+        image.bytes = image.bytes.min(MOST);
+    }
+    let freed_bytes = (*freed_bytes).min(MOST);
+    let RemovalResult { removed_before, freed_before, .. } = *before;
+    RemovalResult { removed: *removed, kept: *kept, freed_bytes, removed_before, freed_before, images }
 }
 
 /// Why a node has failed, by its result: its checks, or the first image that is missing. An edge without codes reports
@@ -229,8 +252,9 @@ fn action(action: Action, status: Tristate, reason: &str, now: Timestamp) -> Act
 
 /// An API server keeps integers of 64 bits with a sign. It would round a greater one, which only a node that lies sends,
 /// and the whole report could not be read again.
+const MOST: u64 = i64::MAX.unsigned_abs();
+
 fn bytes(Bytes { done, total }: Bytes, from_peers: Option<u64>) -> ImageBytes {
-    const MOST: u64 = i64::MAX.unsigned_abs();
     let from_peers = from_peers.map(|bytes| bytes.min(MOST));
     ImageBytes { done: done.min(MOST), total: total.min(MOST), from_peers }
 }

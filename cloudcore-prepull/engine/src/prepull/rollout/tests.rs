@@ -50,6 +50,7 @@ fn result(outcome: TaskOutcome) -> TaskResult {
         TaskOutcome::DeadlineExceeded | TaskOutcome::Cancelled => ImageOutcome::Stopped,
     };
     TaskResult {
+        removal: None,
         task: TaskId { job: JobUid("job".to_owned()), attempt: 1 },
         outcome,
         reason: if outcome == TaskOutcome::Succeeded { String::new() } else { "because".to_owned() },
@@ -69,7 +70,7 @@ fn plan() -> Arc<NodePlan> {
         policy: PullPolicy::IfNotPresent,
         secrets: Vec::new(),
     };
-    Arc::new(NodePlan { images: vec![image] })
+    Arc::new(NodePlan { removal: None, images: vec![image] })
 }
 
 fn started(decisions: &[Decision]) -> Vec<NodeName> {

@@ -37,6 +37,7 @@ fn a_bare_job_gets_the_documented_defaults() {
     assert_eq!(
         valid(&json!({})),
         ValidatedJob {
+            removal: None,
             uid: JobUid("u-1".to_owned()),
             name: "job".to_owned(),
             generation: 3,
@@ -101,6 +102,7 @@ fn every_field_is_taken_over() {
     assert_eq!(
         validate(&job(&template, &overriders)).unwrap(),
         ValidatedJob {
+            removal: None,
             uid: JobUid("u-1".to_owned()),
             name: "job".to_owned(),
             generation: 3,
@@ -475,5 +477,42 @@ fn a_mistake_in_the_course_is_named() {
         (json!({"rollout": {"steps": vec!["1"; MAX_STEPS + 1]}}), "spec.rollout.steps"),
     ] {
         assert_eq!(course(spec.clone()), Err(field.to_owned()), "{spec}");
+    }
+}
+
+#[test]
+fn a_removal_is_read_or_refused_by_field() {
+    let with = |remove: Value, more: Value| {
+        let mut template = json!({"images": [], "remove": remove});
+        template.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        template
+    };
+    let job = valid(&with(
+        json!({"images": ["app:1"], "repositories": ["r.io/team/app"], "olderThan": "720h", "keepLast": 3}),
+        json!({"checkItems": ["disk", "mem"]}),
+    ));
+    let removal = job.removal.unwrap();
+    assert_eq!(removal.images, ["docker.io/library/app:1"]);
+    assert_eq!((removal.repositories.as_slice(), removal.keep_last), (&["r.io/team/app".to_owned()][..], 3));
+    assert_eq!(removal.older_than, Some(Duration::from_secs(720 * 3600)));
+    assert_eq!((job.images.len(), job.checks.as_slice()), (0, &[CheckItem::Mem][..]));
+    for (remove, more, field) in [
+        (json!({}), json!({}), "remove.images: "),
+        (json!({"images": ["a b"]}), json!({}), "remove.images[0]: "),
+        (json!({"repositories": ["app"]}), json!({}), "remove.repositories: "),
+        (json!({"repositories": ["app:1"], "keepLast": 1}), json!({}), "remove.repositories[0]: "),
+        (json!({"images": ["app:1"], "keepLast": 1}), json!({}), "remove.keepLast: "),
+        (json!({"repositories": ["app"], "keepLast": -1}), json!({}), "remove.keepLast: "),
+        (json!({"repositories": ["app"], "olderThan": "long"}), json!({}), "remove.olderThan: "),
+        (json!({"images": ["app:1"]}), json!({"images": ["app:2"]}), "images: is about pulling"),
+        (
+            json!({"images": ["app:1"]}),
+            json!({"imagePullPolicy": "Always"}),
+            "imagePullPolicy: is about pulling",
+        ),
+        (json!({"images": ["app:1"]}), json!({"retryTimes": 2}), "retryTimes: is about pulling"),
+    ] {
+        let refusal = refusal(&with(remove, more));
+        assert!(refusal.starts_with(&format!("spec.imagePrePullTemplate.{field}")), "{refusal}");
     }
 }

@@ -20,10 +20,22 @@ export function detailOf({ job, name, record, events: all }) {
     ].filter(([, value]) => value);
     return [make("p", { class: "mono" }, image.image), make("dl", {}, facts.flatMap(([key, value]) => [make("dt", {}, key), make("dd", {}, value)]))];
   });
+  const removed = (record.removal?.images ?? []).map((image) => {
+    const facts = [
+      ["State", { Removed: "removed", Removable: "would be removed", Kept: "kept", Failed: "can't be removed" }[image.outcome] ?? image.outcome],
+      ["Freed", image.bytes ? bytes(image.bytes) : null],
+      ["Cause", image.code],
+      ["Reason", image.reason],
+    ].filter(([, value]) => value);
+    return [make("p", { class: "mono" }, image.image), make("dl", {}, facts.flatMap(([key, value]) => [make("dt", {}, key), make("dd", {}, value)]))];
+  });
+  const unlisted = record.removal ? record.removal.removed + record.removal.kept - removed.length : 0;
   const steps = (record.actionFlow ?? []).map((step) => make("li", {}, `${new Date(step.time).toLocaleTimeString()} ${step.action}: ${step.status}${step.reason?.trim() ? `, ${step.reason}` : ""}`));
   return [
     make("p", { class: "dim" }, `Attempt ${record.attempt ?? 0}${record.startTime ? `, began ${time(record.startTime)}` : ""}`),
     ...images.flat(),
+    ...removed.flat(),
+    ...(unlisted > 0 ? [make("p", { class: "dim" }, `${unlisted} more aren't listed.`)] : []),
     ...(steps.length ? [make("h4", {}, "Steps"), make("ul", {}, steps)] : []),
     ...(events.length ? [make("h4", {}, "Events"), make("ul", {}, events.map((event) => make("li", {}, `${new Date(event.time).toLocaleTimeString()} ${event.reason}: ${event.message}`)))] : []),
     make("p", { class: "dim" }, make("a", { href: linkTo("edges", name) }, "This edge and its other jobs"), ". More: ", make("code", {}, `kubectl prepull why ${name} ${job}`)),

@@ -170,7 +170,9 @@ export class Job {
     // Its standing has the reason, where no node began.
     write(this.said, hasNodes ? [describe(job), job.reason].filter(Boolean).join(". ") : "");
     const facts = [
-      ["Images", job.images.join(", ")],
+      [job.removal ? "Removes" : "Images", job.images.join(", ")],
+      [job.dryRun ? "Would free" : "Freed", job.removal ? freedBy(job.removal) : null],
+      ["Kept", job.removal?.kept ? images(job.removal.kept) : null],
       ["Wave", job.wave ? waveOf(job.wave) : null],
       ["Round", job.round ? `${job.round + 1}` : null],
       ["Bytes", job.bytes.done ? `${bytes(job.bytes.done)}${job.bytesPerSecond ? `, ${bytes(job.bytesPerSecond)}/s` : ""}` : null],
@@ -294,6 +296,15 @@ function standingOf(job, name, gone, known, mayChange) {
 function waveOf({ number: at, of, nodes, pausedSeconds }) {
   const pause = pausedSeconds ? `; the next one begins in ${seconds(pausedSeconds)}` : "";
   return `${at} of ${of}, up to ${number(nodes)} nodes${pause}`;
+}
+
+/** What a job has removed from its nodes. */
+function freedBy({ removed, freedBytes, nodes }) {
+  return removed ? `${bytes(freedBytes)} by ${images(removed)} on ${number(nodes)} ${nodes === 1 ? "node" : "nodes"}` : "nothing";
+}
+
+function images(count) {
+  return `${number(count)} ${count === 1 ? "image" : "images"}`;
 }
 
 /** Nodes that wait or are skipped, by reason. */

@@ -51,6 +51,7 @@ fn ended() -> Ended {
             started: Some(Timestamp::from_second(ARRIVED - 40).unwrap()),
         },
         result: TaskResult {
+            removal: None,
             task: TaskId { job: JobUid("u".to_owned()), attempt: 2 },
             outcome: TaskOutcome::Failed,
             reason: "1 of 3 images failed".to_owned(),

@@ -18,6 +18,7 @@ impl Runtime {
             id: image.id,
             names: image.repo_tags.into_iter().chain(image.repo_digests).collect(),
             is_pinned: image.pinned,
+            size: image.size,
         });
         let images = listed.collect();
         Ok(Listing { images, used: self.used().await? })

@@ -112,6 +112,7 @@ impl Pulls {
                 if pull.postpone(&reason, fx) => {}
             DispatchOutcome::Postponed(reason)
             | DispatchOutcome::Withheld { reason, .. }
+            | DispatchOutcome::TooOld(reason)
             | DispatchOutcome::Unsendable(reason) => {
                 pull.fail(truncate_reason(&reason), fx);
                 if let Some(object) = object {

@@ -212,6 +212,7 @@ fn a_timeout_names_its_own_deadline() {
         });
         let task = world.take_dispatched()[0].task.id.clone();
         world.receive(EdgeMessage::Result(TaskResult {
+            removal: None,
             task,
             outcome: TaskOutcome::DeadlineExceeded,
             reason: String::new(),

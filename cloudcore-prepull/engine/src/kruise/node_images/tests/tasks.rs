@@ -320,6 +320,7 @@ fn a_failed_checks_reason_is_in_status() {
     world.edit(|spec| add_manual_tag(spec, "a", "1"));
     let task = world.take_dispatched()[0].task.id.clone();
     world.receive(EdgeMessage::Result(TaskResult {
+        removal: None,
         task,
         outcome: TaskOutcome::Failed,
         reason: "check failed: disk: 1 GiB free".to_owned(),

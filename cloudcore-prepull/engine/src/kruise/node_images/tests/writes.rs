@@ -137,6 +137,7 @@ fn tags_that_end_together_share_a_write() {
     world.take_write_counts();
     for dispatch in sent {
         world.receive(EdgeMessage::Result(TaskResult {
+            removal: None,
             task: dispatch.task.id,
             outcome: TaskOutcome::Succeeded,
             reason: String::new(),

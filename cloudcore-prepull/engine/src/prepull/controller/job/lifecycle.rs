@@ -170,15 +170,23 @@ impl Job {
         }
         let rollout = self.members.rollout();
         self.course.end(ending, &causes_of(rollout), effects.now);
-        let summary = rollout.summary();
+        let removed = self.removed_text();
+        if let Some(removed) = &removed {
+            let reason = self.course.reason();
+            let separator = if reason.is_empty() { "" } else { "; " };
+            let reason = format!("{reason}{separator}{removed}");
+            self.course.explain(reason);
+        }
+        let summary = self.members.rollout().summary();
         let mut counted = format!(
             "{} successful, {} failed, {} unknown",
             summary.successful, summary.failure, summary.unknown
         );
-        let codes = list_codes(&rollout.failures(), usize::MAX);
+        let codes = list_codes(&self.members.rollout().failures(), usize::MAX);
         if !codes.is_empty() {
             counted = format!("{counted}; {codes}");
         }
+        let counted = removed.into_iter().fold(counted, |counted, removed| format!("{removed}; {counted}"));
         let note = if ending.note.is_empty() { counted } else { format!("{} ({counted})", ending.note) };
         if ending.phase == JobPhase::Failure && ending.reason != reasons::CANCELLED {
             self.events.emit_warning(ending.reason, &note, effects);
@@ -188,6 +196,12 @@ impl Job {
         self.collect_changes();
         self.output.shards.hurry();
         self.output.touch_status(Pace::Now);
+    }
+
+    /// What a job that removes has freed, in words.
+    fn removed_text(&self) -> Option<String> {
+        let dry_run = self.members.job()?.removal.as_ref()?.dry_run;
+        Some(self.removal_status()?.sentence(dry_run))
     }
 
     fn announce_rechecked(&self, effects: &mut Effects<'_>) {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use prepull_api::crd::report::MAX_NODES_IN_REPORT;
+use prepull_api::task::MAX_REMOVALS;
 
 use super::super::{Object, WriteEnd};
 use super::shards::{Report, Shards};
@@ -92,7 +93,9 @@ impl Output {
     fn capacity(&self, job: Option<&ValidatedJob>) -> usize {
         job.map_or(MAX_NODES_IN_REPORT, |job| {
             let images = job.images.iter().map(|image| image.image.as_str());
-            aggregate::nodes_in_report(images).min(self.report_capacity)
+            let removals = if job.removal.is_some() { MAX_REMOVALS } else { 0 };
+            let removals = std::iter::repeat_n("", removals);
+            aggregate::nodes_in_report(images.chain(removals)).min(self.report_capacity)
         })
     }
 

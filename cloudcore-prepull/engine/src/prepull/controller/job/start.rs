@@ -104,7 +104,10 @@ impl Job {
         let missing = if allows_missing { Vec::new() } else { selection.take_missing() };
         let (images, chosen, skipped) = (job.images.len(), plan.len(), selection.skipped.len());
         let (images, chosen) = (counted_len(images, "image"), counted_len(chosen, "node"));
-        let mut note = format!("{images} on {chosen}, {skipped} skipped");
+        let mut note = match &job.removal {
+            Some(_) => format!("removal from {chosen}, {skipped} skipped"),
+            None => format!("{images} on {chosen}, {skipped} skipped"),
+        };
         if !missing.is_empty() {
             note = format!("{note}, {} not found", missing.len());
         }

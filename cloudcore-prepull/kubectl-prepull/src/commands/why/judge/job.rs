@@ -210,6 +210,7 @@ fn look_at(code: FailureCode) -> &'static str {
         FailureCode::Removed => {
             "its kubelet removes unused images when the disk fills: make room, or keep them by spec.pin"
         }
+        FailureCode::AgentTooOld => "upgrade edgecore-prepull on these nodes, then: kubectl prepull retry",
         FailureCode::NoDelta => "make a delta from a version that the nodes have: kubectl prepull delta",
         FailureCode::SignatureInvalid => "look at the signature: cosign verify --key",
     }

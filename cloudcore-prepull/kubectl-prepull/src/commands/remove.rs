@@ -1,0 +1,131 @@
+//! `kubectl prepull remove`.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use prepull_api::crd::remove::RemoveSpec;
+use prepull_api::image::Reference;
+use prepull_api::selector::Selector;
+
+use super::run::{nodes_of, object_form};
+use crate::cluster::Cluster;
+use crate::order::{Order, PaceArgs, edge_selector, job_name};
+use crate::session::{Ended, Session};
+use crate::start::{WaitArgs, start};
+
+/// The arguments of `remove`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+An image stays where a container uses it, where a job or the container runtime pins it, and where it has a name that the job
+doesn't remove. With --older-than or --keep-last, a NAME without a tag is a repository, and its images are removed under any
+tag. --preview removes nothing, and shows what would be freed.
+
+Examples:
+  kubectl prepull remove harbor.example/shop/web:v1 --preview
+  kubectl prepull remove harbor.example/shop/web:v1 -l site=factory --wave 5%,100%
+  kubectl prepull remove harbor.example/shop/web harbor.example/shop/api --keep-last 3 --older-than 720h
+  kubectl prepull remove harbor.example/shop/web:v1 --node edge-1 --wait=2m
+
+Exit status: 0 if the job is Completed, 1 if it is a Failure, 2 for wrong usage, 3 if it is not over in time, 130 after
+Ctrl-C.")]
+pub(crate) struct RemoveArgs {
+    /// Images by reference, or repositories with --older-than or --keep-last.
+    #[arg(required = true, value_name = "NAME", value_parser = parse_name)]
+    names: Vec<String>,
+    /// Of repositories, only images that the node has had for longer than this.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    older_than: Option<Duration>,
+    /// How many images of each repository stay on each node, those that it got last.
+    #[arg(long, value_name = "N")]
+    keep_last: Option<u32>,
+    /// Remove nothing, and show what would be removed and freed.
+    #[arg(long)]
+    preview: bool,
+    /// Name of the job [default: remove- and that of the first image, with its tag].
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Label selector of the nodes; edge nodes alone take part.
+    #[arg(short = 'l', long, value_name = "SELECTOR", value_parser = Selector::parse, conflicts_with = "nodes")]
+    selector: Option<Selector>,
+    /// A node; may be repeated.
+    #[arg(long = "node", value_name = "NAME")]
+    nodes: Vec<String>,
+    /// The flags of how the job goes.
+    #[command(flatten)]
+    pace: PaceArgs,
+    /// Whether to create and to follow.
+    #[command(flatten)]
+    wait: WaitArgs,
+}
+
+fn parse_name(text: &str) -> Result<String, String> {
+    Reference::parse(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
+}
+
+pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &RemoveArgs) -> anyhow::Result<Ended> {
+    let order = order(args)?;
+    let job = order.job(nodes_of(&order, cluster).await?);
+    start(session, cluster, &job, order.needs_count(), &args.wait).await
+}
+
+fn order(args: &RemoveArgs) -> anyhow::Result<Order> {
+    let RemoveArgs { names, older_than, keep_last, preview, name, selector, nodes, pace, wait: _ } = args;
+    let has_rule = older_than.is_some() || keep_last.is_some();
+    let is_repository = |name: &&String| {
+        let reference = Reference::parse(name).ok();
+        has_rule && reference.is_some_and(|name| name.tag().is_none() && name.digest().is_none())
+    };
+    let (repositories, images): (Vec<_>, Vec<_>) = names.iter().partition(is_repository);
+    let removal = RemoveSpec {
+        images: images.into_iter().cloned().collect(),
+        repositories: repositories.into_iter().cloned().collect(),
+        older_than: older_than.map(|age| format!("{}s", age.as_secs())),
+        keep_last: keep_last.map(i64::from),
+        dry_run: *preview,
+    };
+    // There is one: clap demands it.
+    let first = names.first().context("no image is named")?;
+    let end = if *preview { "-preview" } else { "" };
+    Ok(Order {
+        name: name.clone().unwrap_or_else(|| format!("remove-{}{end}", job_name(None, first))),
+        nodes: nodes.clone(),
+        selector: selector.as_ref().map_or_else(|| Ok(edge_selector()), object_form)?,
+        removal: Some(removal),
+        ..Order::default()
+    }
+    .with_pace(pace))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use crate::start::check;
+
+    fn removal(line: &str) -> (String, RemoveSpec) {
+        let words = format!("kubectl-prepull remove {line}");
+        let Command::Remove(args) = Cli::try_parse_from(words.split(' ')).unwrap().command else {
+            panic!("{line}")
+        };
+        let job = order(&args).unwrap().job(45);
+        check(&job).unwrap();
+        (job.metadata.name.unwrap(), job.spec.image_pre_pull_template.remove.unwrap())
+    }
+
+    #[test]
+    fn names_are_images_or_repositories() {
+        let (name, spec) = removal("r.io/web:v1 nginx --preview");
+        assert_eq!((name.as_str(), spec.images.len(), spec.dry_run), ("remove-web-v1-preview", 2, true));
+        let (name, spec) = removal("r.io/web r.io/api:v1 --keep-last 3 --older-than 30d --wave 5%,100%");
+        assert_eq!((name.as_str(), spec.keep_last), ("remove-web", Some(3)));
+        assert_eq!(spec.older_than.as_deref(), Some("2592000s"));
+        assert_eq!(
+            (&spec.images[..], &spec.repositories[..]),
+            (&["r.io/api:v1".to_owned()][..], &["r.io/web".to_owned()][..])
+        );
+    }
+}

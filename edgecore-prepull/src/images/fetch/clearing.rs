@@ -1,0 +1,173 @@
+//! Removes images for a job, and measures what that frees.
+//!
+//! The images and their use come from CRI, as with every runtime. Of containerd we also know the age of an image, the pins
+//! of our jobs, and which blobs and unpacked layers it shares with others.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use prepull_api::image::Reference;
+use prepull_api::task::KeepCode;
+
+use super::fetcher::Fetcher;
+use super::unused::{ListedImage, Listing};
+use crate::images::containerd::{Holdings, Record};
+use crate::images::puller::cri::to_pull_error;
+use crate::images::puller::{HeldImage, PullError, Removed};
+
+/// What the node has at one moment.
+struct Survey {
+    listing: Listing,
+    /// `None` for runtimes other than containerd.
+    store: Option<Store>,
+}
+
+/// What containerd has.
+struct Store {
+    snapshotter: String,
+    /// The image of the sandboxes of pods, which older releases don't report as pinned.
+    sandbox: Option<String>,
+    holdings: Holdings,
+}
+
+impl Survey {
+    fn image(&self, id: &str) -> Option<&ListedImage> {
+        self.listing.images.iter().find(|image| image.id == id)
+    }
+
+    fn describe(&self, image: &ListedImage) -> HeldImage {
+        let (id, names, size) = (image.id.clone(), image.names.clone(), image.size);
+        let created = self.records(image).filter_map(|record| record.created).max();
+        HeldImage { id, names, needed: self.needed(image), created, size }
+    }
+
+    /// What needs an image.
+    fn needed(&self, image: &ListedImage) -> Option<KeepCode> {
+        let is_container = |store: &Store| {
+            let top = store.holdings.blobs.get(&image.id).and_then(|config| config.snapshot.as_deref());
+            top.is_some_and(|top| store.holdings.parents_of_active().contains(top))
+        };
+        let is_sandbox = |store: &Store| {
+            let sandbox = store.sandbox.as_deref().and_then(|name| Reference::parse(name).ok());
+            sandbox.is_some_and(|sandbox| image.is_called(&sandbox.normalized().to_string()))
+        };
+        let store = self.store.as_ref();
+        if image.is_any_of(&self.listing.used) || store.is_some_and(is_container) {
+            Some(KeepCode::InUse)
+        } else if self.records(image).any(|record| record.is_pinned_by_job) {
+            Some(KeepCode::PinnedByJob)
+        } else if image.is_pinned
+            || self.records(image).any(|record| record.is_pinned)
+            || store.is_some_and(is_sandbox)
+        {
+            Some(KeepCode::PinnedByRuntime)
+        } else {
+            None
+        }
+    }
+
+    fn records<'a>(&'a self, image: &'a ListedImage) -> impl Iterator<Item = &'a Record> {
+        let records = self.store.iter().flat_map(|store| &store.holdings.records);
+        records.filter(|record| image.is_called(&record.name))
+    }
+
+    /// The blobs and unpacked layers of an image.
+    fn pieces(&self, image: &ListedImage) -> BTreeSet<&str> {
+        let Some(store) = &self.store else { return BTreeSet::new() };
+        let below = self.records(image).map(|record| store.holdings.below(&record.target));
+        below.flat_map(|(blobs, snapshots)| blobs.into_iter().chain(snapshots)).collect()
+    }
+
+    /// The pieces that other images, names or containers hold.
+    fn held_by_others(&self, ids: &[String]) -> BTreeSet<&str> {
+        let Some(store) = &self.store else { return BTreeSet::new() };
+        let goes = |record: &&Record| {
+            let going = ids.iter().filter_map(|id| self.image(id));
+            going.into_iter().any(|image| image.is_called(&record.name))
+        };
+        let stays = store.holdings.records.iter().filter(|record| !goes(record));
+        let below = stays.map(|record| store.holdings.below(&record.target));
+        let held = below.flat_map(|(blobs, snapshots)| blobs.into_iter().chain(snapshots));
+        held.chain(store.holdings.used_snapshots()).collect()
+    }
+}
+
+impl Fetcher {
+    async fn survey(&self) -> Result<Survey, PullError> {
+        let listing = self.runtime.list().await?;
+        let store = match self.runtime.snapshotter().await? {
+            Some((snapshotter, sandbox)) => {
+                let refused = |status| to_pull_error(&status, "", &self.endpoint);
+                let holdings = self.holdings.read(&snapshotter).await.map_err(refused)?;
+                Some(Store { snapshotter, sandbox, holdings })
+            }
+            None => None,
+        };
+        Ok(Survey { listing, store })
+    }
+
+    pub(super) async fn held_images(&self) -> Result<Vec<HeldImage>, PullError> {
+        let survey = self.survey().await?;
+        Ok(survey.listing.images.iter().map(|image| survey.describe(image)).collect())
+    }
+
+    /// The bytes that removing these images would free, of each after those before it.
+    pub(super) async fn weigh(&self, ids: &[String]) -> Result<Vec<u64>, PullError> {
+        let survey = self.survey().await?;
+        let mut counted = survey.held_by_others(ids);
+        let mut weights = Vec::with_capacity(ids.len());
+        for id in ids {
+            let image = survey.image(id);
+            weights.push(match (image, &survey.store) {
+                (None, _) => 0,
+                (Some(image), None) => image.size,
+                (Some(image), Some(store)) => {
+                    let pieces: Vec<&str> = survey.pieces(image).difference(&counted).copied().collect();
+                    counted.extend(&pieces);
+                    self.sizes(store, &pieces).await.values().sum()
+                }
+            });
+        }
+        Ok(weights)
+    }
+
+    /// Removes an image, unless something needs it by now.
+    pub(super) async fn clear(&self, id: &str) -> Result<Removed, PullError> {
+        let _turn = self.removing.lock().await;
+        let before = self.survey().await?;
+        let Some(image) = before.image(id) else { return Ok(Removed::Absent) };
+        if let Some(code) = before.needed(image) {
+            return Ok(Removed::Needed(code));
+        }
+        let Some(store) = &before.store else {
+            self.runtime.remove(id).await?;
+            return Ok(Removed::Freed(image.size));
+        };
+        let pieces: Vec<&str> = before.pieces(image).into_iter().collect();
+        let sizes = self.sizes(store, &pieces).await;
+        // containerd answers after its garbage collection.
+        self.runtime.remove(id).await?;
+        let refused = |status| to_pull_error(&status, "", &self.endpoint);
+        let after = self.holdings.read(&store.snapshotter).await.map_err(refused)?;
+        let is_gone =
+            |piece: &&&str| !after.blobs.contains_key(**piece) && !after.snapshots.contains_key(**piece);
+        let gone: BTreeSet<String> = pieces.iter().filter(is_gone).map(|piece| (*piece).to_owned()).collect();
+        if let Some(neighbourhood) = &self.neighbourhood {
+            neighbourhood.hub.forget(&gone);
+        }
+        Ok(Removed::Freed(gone.iter().filter_map(|piece| sizes.get(piece.as_str())).sum()))
+    }
+
+    /// Bytes of each of these pieces.
+    async fn sizes<'a>(&self, store: &Store, pieces: &[&'a str]) -> HashMap<&'a str, u64> {
+        let mut sizes: BTreeMap<&str, u64> = BTreeMap::new();
+        for piece in pieces.iter().copied() {
+            let size = match store.holdings.blobs.get(piece) {
+                Some(blob) => blob.size,
+                // A missing snapshot frees nothing.
+                None => self.holdings.usage(&store.snapshotter, piece).await.unwrap_or_default().0,
+            };
+            sizes.insert(piece, size);
+        }
+        sizes.into_iter().collect()
+    }
+}

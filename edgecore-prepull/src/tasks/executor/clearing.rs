@@ -1,0 +1,202 @@
+//! The removal of images: chosen once, recorded, and then carried out image by image.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::SystemTime;
+
+use prepull_api::task::{ImageRemoval, KeepCode, Removal, RemovalOutcome, RemovalResult, TaskOutcome};
+use prepull_api::wire::truncate_reason;
+use tokio::sync::{mpsc, watch};
+use tokio::time::sleep;
+
+use super::control::{TaskControl, changed};
+use super::image::{FIRST_BACKOFF, ImagePulls, LAST_BACKOFF};
+use super::progress::TaskUpdate;
+use super::window::wait_until;
+use crate::backoff::Backoff;
+use crate::images::puller::{ErrorClass, PullError, Puller, Removed};
+use crate::tasks::agent::Execution;
+use crate::tasks::removal::{PlannedRemoval, RemovalRecord, choose, kept};
+
+/// Retries after an error other than an absent runtime, as for the checks: it's a problem of the node.
+const RETRIES: u32 = 3;
+
+/// How far the removal of a task has come; `None` before its images are chosen.
+#[derive(Debug)]
+pub(super) struct RemovalBoard(Mutex<Option<RemovalRecord>>);
+
+impl RemovalBoard {
+    /// A board with what was recorded before a restart.
+    pub(super) fn new(recorded: Option<RemovalRecord>) -> Self {
+        Self(Mutex::new(recorded))
+    }
+
+    fn read(&self) -> Option<RemovalRecord> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, record: RemovalRecord) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(record);
+    }
+
+    /// The result as it is now.
+    pub(super) fn result(&self, removal: &Removal) -> Option<RemovalResult> {
+        self.read().map(|record| record.result(removal.dry_run))
+    }
+}
+
+/// Carries out the removal of a task.
+pub(super) async fn remove_images<P: Puller>(
+    images: &ImagePulls<P>,
+    execution: &Execution,
+    board: &RemovalBoard,
+    mut control: watch::Receiver<TaskControl>,
+    updates: &mpsc::Sender<TaskUpdate>,
+) {
+    let Some(removal) = &execution.task.removal else { return };
+    let mut record = if let Some(record) = board.read() {
+        record
+    } else {
+        wait_until(true, control.clone(), &images.clock).await;
+        let mut patience = Patience::default();
+        let record = loop {
+            match plan(images, execution, removal).await {
+                Ok(record) => break record,
+                Err(error) if !patience.wait(&error).await => break refused(removal, &error),
+                Err(_) => {}
+            }
+        };
+        board.set(record.clone());
+        record
+    };
+    // The receiver is gone when the agent stops.
+    let _ = updates.send(TaskUpdate::Removal(Box::new(record.clone()))).await;
+    if removal.dry_run || record.planned.is_empty() {
+        return;
+    }
+    while !control.borrow_and_update().may_remove {
+        changed(&mut control).await;
+    }
+    for at in 0..record.planned.len() {
+        let planned = &record.planned[at];
+        if planned.end.is_some() {
+            continue;
+        }
+        wait_until(true, control.clone(), &images.clock).await;
+        let mut patience = Patience::default();
+        let end = loop {
+            match remove(images, execution, planned).await {
+                Ok(end) => break end,
+                Err(error) if !patience.wait(&error).await => break failed(&planned.image, &error),
+                Err(_) => {}
+            }
+        };
+        let ImageRemoval { image, outcome, code, reason, bytes } = &end;
+        let code = code.map(KeepCode::as_str);
+        tracing::info!(image, ?outcome, code, reason, bytes, "removal of an image ended");
+        record.planned[at].end = Some(end);
+        board.set(record.clone());
+        let _ = updates.send(TaskUpdate::Removal(Box::new(record.clone()))).await;
+    }
+}
+
+/// Chooses the images, and weighs them.
+async fn plan<P: Puller>(
+    images: &ImagePulls<P>,
+    execution: &Execution,
+    removal: &Removal,
+) -> Result<RemovalRecord, PullError> {
+    let held = images.puller.held_images().await?;
+    let wanted = images.wanted.references_but(&execution.task.id);
+    let mut record = choose(removal, &held, &wanted, SystemTime::now());
+    let ids: Vec<String> = record.planned.iter().map(|planned| planned.id.clone()).collect();
+    if !ids.is_empty() {
+        let weights = images.puller.weigh(&ids).await?;
+        for (planned, bytes) in record.planned.iter_mut().zip(weights) {
+            planned.bytes = bytes;
+        }
+    }
+    Ok(record)
+}
+
+/// Removes one image, unless something needs it by now. Pulls of its names wait for that.
+async fn remove<P: Puller>(
+    images: &ImagePulls<P>,
+    execution: &Execution,
+    planned: &PlannedRemoval,
+) -> Result<ImageRemoval, PullError> {
+    let PlannedRemoval { id, names, image, bytes, end: _ } = planned;
+    let wanted = images.wanted.references_but(&execution.task.id);
+    let guards: Option<Vec<_>> = names.iter().map(|name| images.try_lock(name)).collect();
+    if guards.is_none() || names.iter().any(|name| wanted.contains(name)) {
+        return Ok(kept(image, KeepCode::Wanted, String::new()));
+    }
+    let removed = |bytes| ImageRemoval {
+        image: image.clone(),
+        outcome: RemovalOutcome::Removed,
+        bytes,
+        ..ImageRemoval::default()
+    };
+    Ok(match images.puller.remove(id).await? {
+        Removed::Freed(freed) => removed(freed),
+        // It was there when it was chosen, so it went before a restart of the agent or of the runtime.
+        Removed::Absent => removed(*bytes),
+        Removed::Needed(code) => kept(image, code, String::new()),
+    })
+}
+
+/// Waits between attempts.
+struct Patience {
+    backoff: Backoff,
+    failures: u32,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { backoff: Backoff::new(FIRST_BACKOFF, LAST_BACKOFF), failures: 0 }
+    }
+}
+
+impl Patience {
+    /// Waits until another attempt makes sense: always while the runtime doesn't answer, and a few times after other errors.
+    /// Returns whether it does. The deadline of the task ends this.
+    async fn wait(&mut self, error: &PullError) -> bool {
+        let is_absent = matches!(error.class, ErrorClass::RuntimeDown | ErrorClass::RuntimeLost);
+        self.failures += u32::from(!is_absent);
+        if self.failures > RETRIES || error.class == ErrorClass::Permanent {
+            return false;
+        }
+        let wait = self.backoff.next(1.0);
+        tracing::warn!(%error, retry_in = ?wait, "cannot remove images yet");
+        sleep(wait).await;
+        true
+    }
+}
+
+fn failed(image: &str, error: &PullError) -> ImageRemoval {
+    let reason = truncate_reason(&error.message);
+    let (image, outcome) = (image.to_owned(), RemovalOutcome::Failed);
+    ImageRemoval { image, outcome, reason, ..ImageRemoval::default() }
+}
+
+/// Nothing could be chosen.
+fn refused(removal: &Removal, error: &PullError) -> RemovalRecord {
+    let names = removal.images.iter().chain(&removal.repositories);
+    RemovalRecord { planned: Vec::new(), kept: names.map(|name| failed(name, error)).collect() }
+}
+
+/// The outcome of a removal that has ended, and why it failed, if it did.
+pub(super) fn summary(result: Option<&RemovalResult>) -> (TaskOutcome, String) {
+    let images = result.map(|result| result.images.as_slice()).unwrap_or_default();
+    let mut failed = images.iter().filter(|image| image.outcome == RemovalOutcome::Failed);
+    match failed.next() {
+        None => (TaskOutcome::Succeeded, String::new()),
+        Some(first) => {
+            let more = match failed.count() {
+                0 => String::new(),
+                more => format!(", and {more} more"),
+            };
+            let reason = format!("{} can't be removed{more}: {}", first.image, first.reason);
+            (TaskOutcome::Failed, truncate_reason(&reason))
+        }
+    }
+}

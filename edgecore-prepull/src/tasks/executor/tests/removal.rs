@@ -1,0 +1,134 @@
+//! Tasks that remove images.
+
+use prepull_api::task::{ImageRemoval, KeepCode, Removal, RemovalOutcome};
+
+use super::*;
+use crate::images::puller::HeldImage;
+use crate::tasks::removal::RemovalRecord;
+
+fn held(name: &str, needed: Option<KeepCode>) -> HeldImage {
+    HeldImage { id: format!("id-{name}"), names: vec![reference(name)], needed, created: None, size: 7 }
+}
+
+fn reference(name: &str) -> String {
+    format!("r.io/{name}:1")
+}
+
+fn removal(names: &[&str], recorded: Option<RemovalRecord>) -> Execution {
+    let images = names.iter().map(|name| reference(name)).collect();
+    let mut execution = execution(Vec::new());
+    execution.task.removal = Some(Box::new(Removal { images, ..Removal::default() }));
+    execution.removal = recorded;
+    execution
+}
+
+/// Lets the task remove as soon as it has recorded its choice.
+async fn ends(mut run: Run) -> TaskEnd {
+    let recorded = async {
+        loop {
+            match run.updates.recv().await {
+                Some(TaskUpdate::Removal(_)) => run.control.send_modify(|control| control.may_remove = true),
+                Some(_) => {}
+                None => std::future::pending().await,
+            }
+        }
+    };
+    tokio::select! {
+        end = run.end => end.unwrap(),
+        () = recorded => unreachable!("it waits forever"),
+    }
+}
+
+fn images(end: &TaskEnd) -> Vec<(&str, RemovalOutcome, Option<KeepCode>)> {
+    let images = &end.removal.as_ref().unwrap().images;
+    images.iter().map(|image| (image.image.as_str(), image.outcome, image.code)).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_goes_before_the_choice_is_recorded() {
+    let fake = Fake::new();
+    fake.state.lock().unwrap().held = vec![held("a", None), held("b", Some(KeepCode::InUse))];
+    let mut run = start(&executor(&fake), removal(&["a", "b"], None));
+    let Some(TaskUpdate::Checked(_)) = run.updates.recv().await else { panic!("no check") };
+    let Some(TaskUpdate::Removal(record)) = run.updates.recv().await else { panic!("no choice") };
+    assert_eq!((record.planned.len(), record.planned[0].bytes, record.kept.len()), (1, 7, 1));
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(fake.state.lock().unwrap().held.len(), 2, "it waits");
+    run.control.send_modify(|control| control.may_remove = true);
+    let end = ends(run).await;
+    assert_eq!(end.outcome, TaskOutcome::Succeeded);
+    assert_eq!(
+        images(&end),
+        [
+            ("r.io/a:1", RemovalOutcome::Removed, None),
+            ("r.io/b:1", RemovalOutcome::Kept, Some(KeepCode::InUse))
+        ]
+    );
+    assert_eq!(end.removal.unwrap().freed_bytes, 7);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_went_before_a_restart_counts() {
+    let fake = Fake::new();
+    fake.state.lock().unwrap().held = vec![held("a", None), held("b", None)];
+    let mut run = start(&executor(&fake), removal(&["a", "b"], None));
+    let _ = run.updates.recv().await;
+    let Some(TaskUpdate::Removal(record)) = run.updates.recv().await else { panic!("no choice") };
+    run.end.abort();
+    // The power was cut after the first one.
+    fake.state.lock().unwrap().held.remove(0);
+    let end = ends(start(&executor(&fake), removal(&["a", "b"], Some(*record)))).await;
+    let result = end.removal.unwrap();
+    assert_eq!((result.removed, result.freed_bytes), (2, 14), "{result:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_runtime_may_go_away() {
+    let fake = Fake::new();
+    {
+        let mut state = fake.state.lock().unwrap();
+        state.held = vec![held("a", None), held("b", None)];
+        let down = || PullError::new(ErrorClass::RuntimeDown, "connection refused");
+        state.removal_errors = std::iter::repeat_with(down).take(6).collect();
+    }
+    let end = ends(start(&executor(&fake), removal(&["a", "b"], None))).await;
+    assert_eq!(end.removal.unwrap().removed, 2);
+
+    {
+        let mut state = fake.state.lock().unwrap();
+        state.held = vec![held("a", None)];
+        state.removal_errors = vec![PullError::new(ErrorClass::Permanent, "a read-only disk")];
+    }
+    let end = ends(start(&executor(&fake), removal(&["a"], None))).await;
+    assert_eq!(end.outcome, TaskOutcome::Failed);
+    assert_eq!(end.reason, "r.io/a:1 can't be removed: a read-only disk");
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_tasks_image_stays() {
+    let fake = Fake::new();
+    fake.state.lock().unwrap().held = vec![held("a", None)];
+    let executor = executor(&fake);
+    let mut other = execution(vec![always(&reference("a"))]);
+    other.task.id.attempt = 2;
+    executor.hold(&other.task);
+    let end = ends(start(&executor, removal(&["a"], None))).await;
+    assert_eq!(images(&end), [("r.io/a:1", RemovalOutcome::Kept, Some(KeepCode::Wanted))]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dry_run_removes_nothing() {
+    let fake = Fake::new();
+    fake.state.lock().unwrap().held = vec![held("a", None)];
+    let mut execution = removal(&["a"], None);
+    execution.task.removal.as_mut().unwrap().dry_run = true;
+    let end = ends(start(&executor(&fake), execution)).await;
+    let removable = ImageRemoval {
+        image: reference("a"),
+        outcome: RemovalOutcome::Removable,
+        bytes: 7,
+        ..ImageRemoval::default()
+    };
+    assert_eq!(end.removal.unwrap().images, [removable]);
+    assert_eq!(fake.state.lock().unwrap().held.len(), 1);
+}

@@ -1,0 +1,354 @@
+//! The choice of the images that a task removes, and the record of how far the removal has come. Pure.
+//!
+//! An image is removed as a whole, with all of its names, or not at all: a name that the job doesn't remove keeps it. So a
+//! pod that names the image otherwise never finds its name gone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::SystemTime;
+
+use prepull_api::image::{NormalizedReference, Reference};
+use prepull_api::task::{ImageRemoval, KeepCode, Removal, RemovalOutcome, RemovalResult};
+use serde::{Deserialize, Serialize};
+
+use crate::images::puller::HeldImage;
+
+/// How far the removal of a task has come. It's on the disk before the first image goes, so that after a power cut an image
+/// that is gone counts as removed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RemovalRecord {
+    /// The images to remove, in this order.
+    pub planned: Vec<PlannedRemoval>,
+    /// The images that stay.
+    pub kept: Vec<ImageRemoval>,
+}
+
+/// An image to remove.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlannedRemoval {
+    /// Id of the image in the runtime.
+    pub id: String,
+    /// All names of the image.
+    pub names: Vec<String>,
+    /// The name for people.
+    pub image: String,
+    /// Bytes that the removal is expected to free.
+    pub bytes: u64,
+    /// The end of the removal. `None` until then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end: Option<ImageRemoval>,
+}
+
+impl RemovalRecord {
+    /// The result as it is now. What hasn't ended was stopped; in a dry run, it could be removed.
+    pub fn result(&self, dry_run: bool) -> RemovalResult {
+        let outcome = |planned: &PlannedRemoval| match &planned.end {
+            Some(end) => end.clone(),
+            None if dry_run => ImageRemoval {
+                image: planned.image.clone(),
+                outcome: RemovalOutcome::Removable,
+                bytes: planned.bytes,
+                ..ImageRemoval::default()
+            },
+            None => kept(&planned.image, KeepCode::Stopped, String::new()),
+        };
+        RemovalResult::of(self.planned.iter().map(outcome).chain(self.kept.iter().cloned()).collect())
+    }
+}
+
+/// An image that stays.
+pub(crate) fn kept(image: &str, code: KeepCode, reason: String) -> ImageRemoval {
+    ImageRemoval { image: image.to_owned(), code: Some(code), reason, ..ImageRemoval::default() }
+}
+
+/// A name of an image on the node.
+struct Name {
+    text: String,
+    /// `None` for a name that isn't a reference.
+    reference: Option<NormalizedReference>,
+}
+
+impl Name {
+    fn of(text: &str) -> Self {
+        let reference = Reference::parse(text).ok().map(|reference| reference.normalized());
+        let text = reference.as_ref().map_or_else(|| text.to_owned(), ToString::to_string);
+        Self { text, reference }
+    }
+
+    fn repository(&self) -> Option<String> {
+        self.reference.as_ref().map(NormalizedReference::name)
+    }
+
+    fn digest(&self) -> Option<&str> {
+        self.reference.as_ref()?.digest()
+    }
+}
+
+/// What a job asks for.
+struct Asked<'a> {
+    removal: &'a Removal,
+    references: Vec<Name>,
+}
+
+impl Asked<'_> {
+    /// The references of the job that name the image. A digest names it under any tag.
+    fn references_of(&self, names: &[Name]) -> Vec<&Name> {
+        let names_it = |asked: &&Name| match asked.digest() {
+            Some(digest) => names
+                .iter()
+                .any(|name| name.digest() == Some(digest) && name.repository() == asked.repository()),
+            None => names.iter().any(|name| name.text == asked.text),
+        };
+        self.references.iter().filter(names_it).collect()
+    }
+
+    fn repositories_of(&self, names: &[Name]) -> BTreeSet<String> {
+        let own = names.iter().filter_map(Name::repository);
+        own.filter(|repository| self.removal.repositories.contains(repository)).collect()
+    }
+
+    /// The first name that the job doesn't remove. Each pull adds a digest to the tag, which goes with the tag; and a digest
+    /// in the job is the image itself, with its tags in that repository.
+    fn other_name<'n>(&self, names: &'n [Name], references: &[&Name]) -> Option<&'n Name> {
+        names.iter().find(|name| {
+            let repository = name.repository();
+            let goes = |asked: &&Name| {
+                let is_twin = name.digest().is_some() || asked.digest().is_some();
+                asked.text == name.text || (is_twin && asked.repository() == repository)
+            };
+            let is_of_repository =
+                repository.as_ref().is_some_and(|own| self.removal.repositories.contains(own));
+            !is_of_repository && !references.iter().any(goes)
+        })
+    }
+}
+
+/// Chooses the images to remove. `wanted`: images of other tasks.
+pub(crate) fn choose(
+    removal: &Removal,
+    held: &[HeldImage],
+    wanted: &[String],
+    now: SystemTime,
+) -> RemovalRecord {
+    let references = removal.images.iter().map(|image| Name::of(image)).collect();
+    let asked = Asked { removal, references };
+    let named: Vec<(&HeldImage, Vec<Name>)> =
+        held.iter().map(|image| (image, image.names.iter().map(|name| Name::of(name)).collect())).collect();
+    let newest = newest_first(&asked, &named);
+    let mut record = RemovalRecord::default();
+    let mut found = BTreeSet::new();
+    for (image, names) in &named {
+        let references = asked.references_of(names);
+        found.extend(references.iter().map(|reference| reference.text.clone()));
+        let repositories = asked.repositories_of(names);
+        if references.is_empty() && repositories.is_empty() {
+            continue;
+        }
+        let tag = names.iter().find(|name| name.digest().is_none());
+        let shown = references.first().copied().or(tag).or(names.first());
+        let shown = shown.map_or(image.id.as_str(), |name| name.text.as_str());
+        let spared = || {
+            let mut rules = repositories.iter().filter_map(|repository| newest.get(repository));
+            if references.is_empty() {
+                rules.find_map(|newest| spared(removal, image, newest, now))
+            } else {
+                None
+            }
+        };
+        let is_wanted = || names.iter().any(|name| wanted.contains(&name.text));
+        let reason = image
+            .needed
+            .map(|code| (code, String::new()))
+            .or_else(|| is_wanted().then_some((KeepCode::Wanted, String::new())))
+            .or_else(spared)
+            .or_else(|| {
+                asked
+                    .other_name(names, &references)
+                    .map(|other| (KeepCode::OtherName, format!("the node also has it as {}", other.text)))
+            });
+        match reason {
+            Some((code, reason)) => record.kept.push(kept(shown, code, reason)),
+            None => record.planned.push(PlannedRemoval {
+                id: image.id.clone(),
+                names: names.iter().map(|name| name.text.clone()).collect(),
+                image: shown.to_owned(),
+                bytes: 0,
+                end: None,
+            }),
+        }
+    }
+    let absent = asked.references.iter().filter(|asked| !found.contains(&asked.text));
+    record.kept.extend(absent.map(|asked| kept(&asked.text, KeepCode::NotPresent, String::new())));
+    record
+}
+
+/// The ids of the images of a repository, the newest first. `None` where the age of one isn't known.
+type Newest = Option<Vec<String>>;
+
+fn newest_first(asked: &Asked<'_>, named: &[(&HeldImage, Vec<Name>)]) -> BTreeMap<String, Newest> {
+    let of = |repository: &String| {
+        let own = named.iter().filter(|(_, names)| asked.repositories_of(names).contains(repository));
+        let aged = own.map(|(image, _)| Some((image.created?, image.id.clone())));
+        let mut aged: Vec<_> = aged.collect::<Option<_>>()?;
+        aged.sort_unstable_by(|one, other| other.cmp(one));
+        Some(aged.into_iter().map(|(_, id)| id).collect())
+    };
+    asked.removal.repositories.iter().map(|repository| (repository.clone(), of(repository))).collect()
+}
+
+/// Why an image of a repository stays by `keepLast` or `olderThan`.
+fn spared(
+    removal: &Removal,
+    image: &HeldImage,
+    newest: &Newest,
+    now: SystemTime,
+) -> Option<(KeepCode, String)> {
+    let unknown = || Some((KeepCode::AgeUnknown, String::new()));
+    if removal.keep_last > 0 {
+        let Some(newest) = newest else { return unknown() };
+        let kept = usize::try_from(removal.keep_last).unwrap_or(usize::MAX);
+        if newest.iter().take(kept).any(|id| *id == image.id) {
+            return Some((KeepCode::KeepLast, String::new()));
+        }
+    }
+    let older_than = removal.older_than?;
+    let Some(created) = image.created else { return unknown() };
+    // An image from the future: the clock was set back, so its age is unknown.
+    match now.duration_since(created) {
+        Err(_) => unknown(),
+        Ok(age) => (age <= older_than).then_some((KeepCode::TooYoung, String::new())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use prepull_api::task::MAX_REMOVALS;
+
+    use super::*;
+
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+
+    /// An image of this many days, with these names.
+    fn image(id: &str, days: u32, names: &[&str]) -> HeldImage {
+        let names = names.iter().map(|name| (*name).to_owned()).collect();
+        let created = Some(now() - DAY * days);
+        HeldImage { id: id.to_owned(), names, created, needed: None, size: 1 }
+    }
+
+    fn now() -> SystemTime {
+        SystemTime::UNIX_EPOCH + DAY * 1000
+    }
+
+    fn of_images(images: &[&str]) -> Removal {
+        Removal { images: images.iter().map(|image| (*image).to_owned()).collect(), ..Removal::default() }
+    }
+
+    fn of_repository(keep_last: u32, days: Option<u32>) -> Removal {
+        let older_than = days.map(|days| DAY * days);
+        Removal { repositories: vec!["r.io/app".to_owned()], keep_last, older_than, ..Removal::default() }
+    }
+
+    /// The ids of the images to remove, and the codes of the others.
+    fn chosen(removal: &Removal, held: &[HeldImage]) -> (Vec<String>, Vec<KeepCode>) {
+        let record = choose(removal, held, &["r.io/wanted:1".to_owned()], now());
+        let codes = record.kept.iter().filter_map(|kept| kept.code).collect();
+        (record.planned.into_iter().map(|planned| planned.id).collect(), codes)
+    }
+
+    fn digest(character: char) -> String {
+        format!("r.io/app@sha256:{}", character.to_string().repeat(64))
+    }
+
+    #[test]
+    fn a_reference_removes_its_image() {
+        let held = [
+            image("a", 1, &["r.io/app:1", &digest('a')]),
+            image("b", 1, &["r.io/app:2", "r.io/app:stable", &digest('b')]),
+        ];
+        let nothing: &[KeepCode] = &[];
+        for (asked, removed, codes) in [
+            (&["r.io/app:1"][..], &["a"][..], nothing),
+            (&["r.io/app:3"], &[], &[KeepCode::NotPresent]),
+            (&["r.io/app:2"], &[], &[KeepCode::OtherName]),
+            (&["r.io/app:2", "r.io/app:stable"], &["b"], nothing),
+            (&[&digest('b')], &["b"], nothing),
+            (&["r.io/app:1", &digest('b')], &["a", "b"], nothing),
+        ] {
+            let (found, kept) = chosen(&of_images(asked), &held);
+            assert_eq!(
+                (&found[..], &kept[..]),
+                (&removed.iter().map(ToString::to_string).collect::<Vec<_>>()[..], codes),
+                "{asked:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_needed_stays() {
+        for code in [KeepCode::InUse, KeepCode::PinnedByJob, KeepCode::PinnedByRuntime] {
+            let held = [HeldImage { needed: Some(code), ..image("a", 9, &["r.io/app:1"]) }];
+            assert_eq!(chosen(&of_images(&["r.io/app:1"]), &held), (Vec::new(), vec![code]));
+            assert_eq!(chosen(&of_repository(0, Some(1)), &held), (Vec::new(), vec![code]));
+        }
+        let held = [image("a", 9, &["r.io/wanted:1"])];
+        assert_eq!(chosen(&of_images(&["r.io/wanted:1"]), &held), (Vec::new(), vec![KeepCode::Wanted]));
+    }
+
+    #[test]
+    fn old_images_of_a_repository_go() {
+        let held = [
+            image("new", 1, &["r.io/app:3"]),
+            image("mid", 10, &["r.io/app:2"]),
+            image("old", 30, &["r.io/app:1"]),
+            image("other", 50, &["r.io/apple:1"]),
+        ];
+        for (keep_last, days, removed) in [
+            (0, Some(20), &["old"][..]),
+            (0, Some(10), &["old"]),
+            (0, Some(9), &["mid", "old"]),
+            (1, None, &["mid", "old"]),
+            (2, None, &["old"]),
+            (2, Some(40), &[]),
+            (0, None, &["new", "mid", "old"]),
+            (9, None, &[]),
+        ] {
+            let (found, _) = chosen(&of_repository(keep_last, days), &held);
+            assert_eq!(found, removed, "{keep_last} {days:?}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_age_keeps_an_image() {
+        let unknown = HeldImage { created: None, ..image("a", 0, &["r.io/app:1"]) };
+        let future = HeldImage { created: Some(now() + DAY), ..image("b", 0, &["r.io/app:2"]) };
+        let rules = [of_repository(0, Some(1)), of_repository(1, None)];
+        for rule in &rules {
+            let (removed, codes) = chosen(rule, std::slice::from_ref(&unknown));
+            assert_eq!((removed, codes), (Vec::new(), vec![KeepCode::AgeUnknown]));
+        }
+        assert_eq!(chosen(&rules[0], &[future]).1, [KeepCode::AgeUnknown]);
+    }
+
+    #[test]
+    fn an_image_of_another_repository_too_stays() {
+        let held = [image("a", 90, &["r.io/app:1", "r.io/copy:1"])];
+        assert_eq!(chosen(&of_repository(0, None), &held), (Vec::new(), vec![KeepCode::OtherName]));
+        let both = Removal { images: vec!["r.io/copy:1".to_owned()], ..of_repository(0, None) };
+        assert_eq!(chosen(&both, &held).0, ["a"]);
+    }
+
+    #[test]
+    fn a_record_tells_how_far_the_removal_has_come() {
+        let gone = ImageRemoval { outcome: RemovalOutcome::Removed, bytes: 7, ..ImageRemoval::default() };
+        let planned = |end| PlannedRemoval { bytes: 5, end, ..PlannedRemoval::default() };
+        let record = RemovalRecord { planned: vec![planned(Some(gone)), planned(None)], kept: Vec::new() };
+        let result = record.result(false);
+        assert_eq!((result.removed, result.kept, result.freed_bytes), (1, 1, 7));
+        assert_eq!(result.images[1].code, Some(KeepCode::Stopped));
+        let dry = RemovalRecord { planned: vec![planned(None); 2 * MAX_REMOVALS], kept: Vec::new() };
+        assert_eq!((dry.result(true).removed, dry.result(true).freed_bytes), (100, 500));
+    }
+}
