@@ -58,6 +58,7 @@ mod proxies;
 mod pulls;
 mod rechecks;
 mod release_before;
+mod removal;
 mod restarts;
 mod revocation;
 mod rollout;
