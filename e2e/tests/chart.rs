@@ -162,6 +162,7 @@ async fn rendered(helm: &Helm, more: Value, id: &str) -> Result<Option<Value>> {
     Ok(objects(helm.template("edge", &values).await?)?.remove(id))
 }
 
+#[allow(clippy::too_many_lines, reason = "a table")]
 #[tokio::test]
 async fn values_change_what_they_name() -> Result<()> {
     const DEPLOYMENT: &str = r#""Deployment" "edge" "cloudcore-prepull""#;

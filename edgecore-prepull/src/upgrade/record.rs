@@ -1,4 +1,4 @@
-//! Which program runs on this machine. Pure.
+//! The choice of the program for this machine. Pure.
 
 use serde::{Deserialize, Serialize};
 
