@@ -13,12 +13,13 @@ use prepull_api::crd::job::{
     OverrideRule, OverriderEntry, Overriders, RegistrySecret, RolloutStrategy,
 };
 use prepull_api::crd::remove::RemoveSpec;
+use prepull_api::download::Deltas;
 use prepull_api::image::Reference;
 use prepull_api::selector::Selector;
 use prepull_api::task::PullPolicy;
 
 use crate::window::Window;
-pub(crate) use course::{Concurrency, CourseArgs, PaceArgs, SecretName};
+pub(crate) use course::{Concurrency, CourseArgs, PaceArgs, SecretName, parse_deltas};
 
 /// Longest name that also fits into the label of the job's reports.
 const LONGEST_NAME: usize = 63;
@@ -58,6 +59,8 @@ pub(crate) struct Order {
     pub(crate) deadline_seconds: Option<i64>,
     pub(crate) ttl_seconds: Option<i64>,
     pub(crate) share: bool,
+    /// The rule for deltas; absent: that of the API.
+    pub(crate) deltas: Option<Deltas>,
     /// Bytes a second over the uplink of a site.
     pub(crate) site_rate: Option<String>,
     pub(crate) follow_nodes: bool,
@@ -68,7 +71,7 @@ pub(crate) struct Order {
 impl Order {
     /// Adds what the flags say. Secrets without a namespace are in this one.
     pub(crate) fn with_course(mut self, course: &CourseArgs, namespace: &str) -> Self {
-        let CourseArgs { secret, registry_secret, pace, rate, max_site_rate, share, retries } = course;
+        let CourseArgs { secret, registry_secret, pace, rate, max_site_rate, share, deltas, retries } = course;
         if let Some(secret) = secret {
             self.secret = Some(secret.in_namespace(namespace));
         }
@@ -82,6 +85,7 @@ impl Order {
         self.registry_secrets.extend(found.into_iter().filter(|(registry, _)| !named.contains(registry)));
         self.rate.clone_from(rate);
         self.share = *share;
+        self.deltas = *deltas;
         self.site_rate.clone_from(max_site_rate);
         self.retries = (*retries).into();
         self.with_pace(pace)
@@ -198,7 +202,7 @@ impl Order {
             max_rate: self.rate.clone(),
             max_site_rate: self.site_rate.clone(),
             share_within_site: self.share.then_some(true),
-            deltas: None,
+            deltas: self.deltas.map(|rule| rule.as_str().to_owned()),
         };
         spec.download = Some(download).filter(|download| *download != DownloadSpec::default());
         spec.windows.clone_from(&self.windows);

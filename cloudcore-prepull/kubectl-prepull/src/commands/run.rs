@@ -146,7 +146,7 @@ mod tests {
         let line = "harbor.example/shop/web:v2 nginx:1.25 --name spring -l site=factory,!canary --secret harbor \
                     --registry-secret quay.io=ops/quay --concurrency 10% --wave 5%,25%,100% --rate 2Mi \
                     --node-timeout 1h --retries 5 --tolerate 0.25 --pause 10m --window Mon-Fri,22:00-04:00@Europe/Berlin \
-                    --window Sat,00:00+24h --deadline 8h --ttl 1d --share --max-site-rate 8Mi --follow-nodes";
+                    --window Sat,00:00+24h --deadline 8h --ttl 1d --share --max-site-rate 8Mi --deltas require --follow-nodes";
         let line = line.split_whitespace().collect::<Vec<_>>().join(" ");
         assert_snapshot("commands/run/all-flags.yaml", &manifest(&line).unwrap());
         assert_snapshot("commands/run/nodes.yaml", &manifest("nginx --node edge-1 --node edge-2").unwrap());

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use crate::cluster::Cluster;
 use crate::jobs;
 use crate::name::OwnJob;
-use crate::order::{Concurrency, SecretName};
+use crate::order::{Concurrency, SecretName, parse_deltas};
 use crate::output::print_changed;
 use crate::problem::{WrongUsage, note};
 use crate::session::{Ended, Session};
@@ -30,6 +30,7 @@ Settings, each with = and its value; without a value it is unset:
   tolerate=0.2        the part that may fail            retries=5           of each image
   node-timeout=1h     of each node                      deadline=8h         of the whole job
   ttl=24h             until it is deleted               follow-nodes=true   whether nodes may join
+  deltas=require      auto, never or require
 
 Images and nodes are changed by `kubectl edit ippj JOB`, which begins another run once the job has ended.
 
@@ -85,16 +86,18 @@ enum ValueKind {
     Secret,
     Nodes,
     Windows,
+    Deltas,
 }
 
 const fn field(key: &'static str, path: &'static str, kind: ValueKind) -> JobField {
     JobField { key, path, kind }
 }
 
-static FIELDS: [JobField; 14] = [
+static FIELDS: [JobField; 15] = [
     field("rate", "spec.download.maxRate", ValueKind::Text),
     field("site-rate", "spec.download.maxSiteRate", ValueKind::Text),
     field("share", "spec.download.shareWithinSite", ValueKind::Truth),
+    field("deltas", "spec.download.deltas", ValueKind::Deltas),
     field("concurrency", "spec.imagePrePullTemplate.concurrency", ValueKind::Nodes),
     field("secret", "spec.imagePrePullTemplate.imageSecrets", ValueKind::Secret),
     field("window", "spec.windows", ValueKind::Windows),
@@ -164,6 +167,7 @@ fn patch(settings: &[Setting], namespace: &str, nodes: u32) -> anyhow::Result<Va
                 }
                 json!(concurrency.of(nodes as usize))
             }
+            ValueKind::Deltas => json!(parse_deltas(last).map_err(wrong)?.as_str()),
             ValueKind::Windows => {
                 let windows: Result<Vec<_>, _> =
                     values.iter().map(|value| value.parse::<Window>().map(|window| window.0)).collect();

@@ -4,6 +4,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
+use prepull_api::download::Deltas;
 
 use crate::window::Window;
 
@@ -28,6 +29,9 @@ pub(crate) struct CourseArgs {
     /// Download each layer once per site, and share it there [default: as cloudcore-prepull is set].
     #[arg(long)]
     pub(crate) share: bool,
+    /// Rebuild images from earlier ones and deltas: auto, never or require, which fails instead of the whole image [default: auto].
+    #[arg(long, value_name = "RULE", value_parser = parse_deltas)]
+    pub(crate) deltas: Option<Deltas>,
     /// Further tries of each image, after errors that may pass.
     #[arg(long, value_name = "TIMES", default_value_t = 3)]
     pub(crate) retries: u32,
@@ -103,6 +107,12 @@ impl FromStr for Concurrency {
     }
 }
 
+/// A rule for deltas, in upper or lower case.
+pub(crate) fn parse_deltas(text: &str) -> Result<Deltas, String> {
+    let named = |rule: &Deltas| rule.as_str().eq_ignore_ascii_case(text);
+    Deltas::ALL.into_iter().find(named).ok_or_else(|| "auto, never or require".to_owned())
+}
+
 /// A secret, `namespace/name` or `name`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SecretName(String);
@@ -156,6 +166,13 @@ mod tests {
         for bad in ["0", "0%", "101%", "-1", "ten", ""] {
             assert!(bad.parse::<Concurrency>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn rules_for_deltas_are_named_in_any_case() {
+        assert_eq!(parse_deltas("require"), Ok(Deltas::Require));
+        assert_eq!(parse_deltas("Never"), Ok(Deltas::Never));
+        assert!(parse_deltas("always").is_err() && parse_deltas("other").is_err());
     }
 
     #[test]

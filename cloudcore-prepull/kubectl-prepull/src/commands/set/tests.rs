@@ -24,7 +24,7 @@ fn job(phase: JobPhase) -> ImagePrePullJob {
 #[test]
 fn all_settings_are_one_merge_patch() {
     let line = "rate=2Mi concurrency=10% secret=harbor window=Sat,22:00+6h window=01:00-04:00@UTC wave=5%,25% \
-                pause=10m deadline= share=true";
+                pause=10m deadline= share=true deltas=require";
     let line = line.split_whitespace().collect::<Vec<_>>().join(" ");
     let window = |days: Value, start, duration, zone| {
         let mut window = json!({"start": start, "duration": duration, "timeZone": zone});
@@ -36,7 +36,7 @@ fn all_settings_are_one_merge_patch() {
     assert_eq!(
         patch(&settings(&line), "shop", 2_000).unwrap(),
         json!({"spec": {
-            "download": {"maxRate": "2Mi", "shareWithinSite": true},
+            "download": {"maxRate": "2Mi", "shareWithinSite": true, "deltas": "Require"},
             "imagePrePullTemplate": {"concurrency": 200, "imageSecrets": "shop/harbor"},
             "windows": [window(json!(["Sat"]), "22:00", "6h", "Node"), window(json!([]), "01:00", "180m", "UTC")],
             "rollout": {"steps": ["5%", "25%"], "pauseSeconds": 600},
@@ -51,6 +51,7 @@ fn senseless_settings_are_refused() {
         ("concurrency=10%", "has not begun"),
         ("retries=many", "a number"),
         ("share=yes", "true or false"),
+        ("deltas=always", "auto, never or require"),
         ("window=22-4", "START-END"),
         ("rate=1Mi rate=2Mi", "set twice"),
     ] {
