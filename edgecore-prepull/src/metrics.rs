@@ -40,6 +40,10 @@ prepull_program::metrics! {
         image_failures: Family<Code, Counter>,
         /// Bytes of images that the agent has downloaded itself, by source: registry, or peer for the neighbours of its site
         downloaded_bytes: Family<Source, Counter>,
+        /// Bytes of layers that were rebuilt from deltas, and so not downloaded
+        delta_saved_bytes: Counter,
+        /// Images that came by layers although the registry has deltas to them, by the reason
+        refused_deltas: Family<Reason, Counter>,
         /// Images that the agent has removed to make room for others, with --make-room
         removed_images: Counter,
         /// Bytes that those have freed, as far as containerd knows
@@ -92,6 +96,11 @@ struct Source {
 /// The source of bytes that do not come from a neighbour.
 const REGISTRY: Source = Source { source: "registry" };
 const PEER: Source = Source { source: "peer" };
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Reason {
+    reason: &'static str,
+}
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Code {
@@ -191,7 +200,7 @@ impl Metrics {
     }
 
     /// Counts an image that ended, by whether it's on the node now, and if not, by the reason. Also counts a pull, by
-    /// the downloader.
+    /// the downloader, and what deltas saved.
     pub(crate) fn count_image(&self, result: &ImageResult) {
         let is_there = result.outcome.is_on_node();
         let outcome = if is_there { "there" } else { "failed" };
@@ -206,6 +215,10 @@ impl Metrics {
         }
         if let Some(by) = result.facts.pulled_by {
             self.counted.pulls.get_or_create(&By { by: by.as_str() }).inc();
+        }
+        self.counted.delta_saved_bytes.inc_by(result.facts.delta_saved_bytes.unwrap_or_default());
+        if let Some(reason) = result.facts.no_delta {
+            self.counted.refused_deltas.get_or_create(&Reason { reason: reason.as_str() }).inc();
         }
     }
 

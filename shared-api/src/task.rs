@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::dns_name::is_dns_subdomain;
 use crate::failure::FailureCode;
-pub use facts::{ImageFacts, KubeletRecord, PulledBy};
+pub use facts::{ImageFacts, KubeletRecord, NoDelta, PulledBy};
 pub use removal::{ImageRemoval, KeepCode, MAX_REMOVALS, Removal, RemovalOutcome, RemovalResult};
 
 /// The UID of the object that a task comes from, as Kubernetes gave it.

@@ -71,7 +71,8 @@ pub(crate) struct Order {
 impl Order {
     /// Adds what the flags say. Secrets without a namespace are in this one.
     pub(crate) fn with_course(mut self, course: &CourseArgs, namespace: &str) -> Self {
-        let CourseArgs { secret, registry_secret, pace, rate, max_site_rate, share, deltas, retries } = course;
+        let CourseArgs { secret, registry_secret, pace, rate, max_site_rate, share, deltas, retries } =
+            course;
         if let Some(secret) = secret {
             self.secret = Some(secret.in_namespace(namespace));
         }

@@ -47,6 +47,11 @@ struct CodeLabel {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabel {
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ByLabel {
     by: &'static str,
 }
@@ -87,8 +92,10 @@ prepull_program::metrics! {
             = Family::new_with_constructor(|| Histogram::new(DURATION_BUCKETS)),
         /// Tries that edge nodes made for images, by how the image ended
         image_tries: Family<OutcomeLabel, Counter>,
-        /// Compressed bytes of images that edge nodes have pulled, by who has downloaded
+        /// Compressed bytes of images that edge nodes have pulled, by who has downloaded, or delta if it was rebuilt
         pulled_image_bytes: Family<ByLabel, Counter>,
+        /// Images that came by layers although their registry has deltas to them, by the reason
+        refused_deltas: Family<ReasonLabel, Counter>,
         /// Nodes of the jobs that run, by phase; of at most 100 jobs
         job_nodes: Family<JobPhaseLabel, Gauge>,
         /// Seconds that a write of a job status or of a report took, by outcome
@@ -187,15 +194,21 @@ impl Metrics {
                 self.counted.image_tries.get_or_create(&outcome).inc_by(image.attempts.into());
             }
             if let (Some(by), Some(bytes)) = (image.facts.pulled_by, image.bytes) {
-                // What neighbours have delivered is part of it.
-                let from_peers = image.from_peers.unwrap_or_default().min(bytes.done);
-                self.counted
-                    .pulled_image_bytes
-                    .get_or_create(&ByLabel { by: by.as_str() })
-                    .inc_by(bytes.done - from_peers);
-                if from_peers > 0 {
-                    self.counted.pulled_image_bytes.get_or_create(&ByLabel { by: "peer" }).inc_by(from_peers);
-                }
+                // What deltas saved and what neighbours delivered are parts of it.
+                let saved = image.facts.delta_saved_bytes.unwrap_or_default().min(bytes.done);
+                let from_peers = image.from_peers.unwrap_or_default().min(bytes.done - saved);
+                let by_itself = bytes.done - saved - from_peers;
+                let count = |by, bytes| {
+                    self.counted.pulled_image_bytes.get_or_create(&ByLabel { by }).inc_by(bytes);
+                };
+                count(by.as_str(), by_itself);
+                [("peer", from_peers), ("delta", saved)]
+                    .into_iter()
+                    .filter(|(_, bytes)| *bytes > 0)
+                    .for_each(|(by, bytes)| count(by, bytes));
+            }
+            if let Some(reason) = image.facts.no_delta {
+                self.counted.refused_deltas.get_or_create(&ReasonLabel { reason: reason.as_str() }).inc();
             }
             if let Some(took) = image.took {
                 self.counted.image_duration_seconds.get_or_create(&outcome).observe(took.as_secs_f64());

@@ -301,11 +301,13 @@ impl<P: Puller> Fetching<P> {
             }
         };
         let shared = download.shared.as_ref();
+        let no_delta = download.no_delta.get();
         let facts = ImageFacts {
             pulled_by: Some(PulledBy::Agent),
             unshared_reason: shared.map(Shared::why_not).unwrap_or_default(),
             delta_saved_bytes: download.deltas.is_some().then(|| layers.iter().map(Layer::spared).sum()),
-            no_delta_reason: download.no_delta.get().map(|why| truncate_note(why)).unwrap_or_default(),
+            no_delta: no_delta.map(|unused| unused.code),
+            no_delta_reason: no_delta.map(|unused| truncate_note(&unused.why)).unwrap_or_default(),
             ..pulled.facts
         };
         Ok(Pulled { warning, facts, from_peers: shared.and_then(Shared::delivered), ..pulled })

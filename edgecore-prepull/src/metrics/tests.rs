@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use prepull_api::task::{ImageOutcome, PulledBy};
+use prepull_api::task::{ImageFacts, ImageOutcome, NoDelta, PulledBy};
 use prepull_window::parse_window;
 
 use super::*;
@@ -22,7 +22,12 @@ fn the_exposition_stays_the_same() {
     // One image for all families: a family with several lines has them in any order.
     let failed = ended(ImageOutcome::Failed, Some(FailureCode::NoSpace));
     let took = Some(Duration::from_secs(2));
-    metrics.count_image(&ImageResult { facts: PulledBy::Agent.into(), took, ..failed });
+    let facts = ImageFacts {
+        delta_saved_bytes: Some(13),
+        no_delta: Some(NoDelta::WrongLayer),
+        ..PulledBy::Agent.into()
+    };
+    metrics.count_image(&ImageResult { facts, took, ..failed });
     metrics.count_downloaded(5, false);
     metrics.count_served(7);
     metrics.count_removed(11);

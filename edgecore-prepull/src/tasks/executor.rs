@@ -300,6 +300,7 @@ fn log_end(image: &ImageTask, result: &ImageResult) {
         pulled_by_reason: left_because,
         unshared_reason: not_shared_because,
         delta_saved_bytes,
+        no_delta,
         no_delta_reason,
         kubelet_record,
         kubelet_record_reason,
@@ -335,6 +336,7 @@ fn log_end(image: &ImageTask, result: &ImageResult) {
             from_peers,
             not_shared_because,
             delta_saved_bytes,
+            ?no_delta,
             no_delta_reason,
             "image ended"
         );

@@ -21,7 +21,11 @@ pub struct ImageFacts {
     /// themselves are subtracted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delta_saved_bytes: Option<u64>,
-    /// Why a layer was downloaded whole, although the registry has deltas to the image.
+    /// Why a layer was downloaded whole, although the registry has deltas to the image: Unlisted, Malformed, OtherSource,
+    /// TooLarge, OldFiles, NoRoom, Undelivered, WrongLayer or NotUnpacked. Absent if a delta was used or there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub no_delta: Option<NoDelta>,
+    /// The same as one sentence.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub no_delta_reason: String,
     /// Why the kubelet will ask the registry before pods may use the image, although it is on the node: OtherRepository,
@@ -42,6 +46,7 @@ impl ImageFacts {
             pulled_by_reason,
             unshared_reason,
             delta_saved_bytes: _,
+            no_delta: _,
             no_delta_reason,
             kubelet_record: _,
             kubelet_record_reason,
@@ -77,6 +82,51 @@ impl PulledBy {
             Self::Agent => "agent",
             Self::Runtime => "runtime",
             Self::Other => "other",
+        }
+    }
+}
+
+/// Why a layer was downloaded whole, although the registry has deltas to the image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+pub enum NoDelta {
+    /// The registry gave no list of deltas, or not the manifest of one.
+    Unlisted,
+    /// A delta has an invalid manifest.
+    Malformed,
+    /// None of them is from an image that is unpacked on the node.
+    OtherSource,
+    /// None of them is smaller than the layers.
+    TooLarge,
+    /// The agent can't read the files of the earlier image.
+    OldFiles,
+    /// The disk has room for the layers, and not for the tars that are rebuilt.
+    NoRoom,
+    /// The registry lists a delta, and doesn't give its bytes.
+    Undelivered,
+    /// The layer couldn't be rebuilt, or has another digest than that in the image.
+    WrongLayer,
+    /// The runtime couldn't unpack the image layer by layer, as it must unpack rebuilt ones.
+    NotUnpacked,
+    /// A reason that only a newer version knows.
+    #[serde(other)]
+    Other,
+}
+
+impl NoDelta {
+    /// The reason as a label of metrics, spelled as in the API.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Unlisted => "Unlisted",
+            Self::Malformed => "Malformed",
+            Self::OtherSource => "OtherSource",
+            Self::TooLarge => "TooLarge",
+            Self::OldFiles => "OldFiles",
+            Self::NoRoom => "NoRoom",
+            Self::Undelivered => "Undelivered",
+            Self::WrongLayer => "WrongLayer",
+            Self::NotUnpacked => "NotUnpacked",
+            Self::Other => "Other",
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::failure::FailureCode;
 use crate::sites::{BlobNews, BlobSource, BlobState, From, Peer, PeerFailure, PeerFault};
 use crate::task::{
     Bytes, CheckItem, CheckOutcome, ImageFacts, ImageOutcome, ImagePhase, ImageRemoval, ImageResult,
-    ImageTask, JobUid, KeepCode, KubeletRecord, MAX_REMOVALS, PullPolicy, PulledBy, RemovalOutcome,
+    ImageTask, JobUid, KeepCode, KubeletRecord, MAX_REMOVALS, NoDelta, PullPolicy, PulledBy, RemovalOutcome,
     RemovalResult, SandboxMetadata, TaskOutcome,
 };
 
@@ -82,6 +82,7 @@ fn a_result_always_fits_into_a_message() {
                 pulled_by_reason: truncate_note(&reason),
                 unshared_reason: String::new(),
                 delta_saved_bytes: Some(u64::MAX),
+                no_delta: Some(NoDelta::OtherSource),
                 no_delta_reason: String::new(),
                 kubelet_record: Some(KubeletRecord::OtherRepository),
                 kubelet_record_reason: truncate_note(&reason),
@@ -289,6 +290,26 @@ fn the_kubelets_record_may_be_missing_or_new() {
     assert_eq!(newer.facts.kubelet_record, Some(KubeletRecord::Other));
     let older = serde_json::from_str::<ImageResult>(r#"{"outcome":"present","attempts":0}"#).unwrap();
     assert_eq!((older.facts.kubelet_record, older.facts.kubelet_record_reason.as_str()), (None, ""));
+}
+
+#[test]
+fn the_reason_against_deltas_may_be_missing_or_new() {
+    let image = ImageResult {
+        facts: ImageFacts {
+            delta_saved_bytes: Some(0),
+            no_delta: Some(NoDelta::WrongLayer),
+            no_delta_reason: "another digest".to_owned(),
+            ..ImageFacts::default()
+        },
+        ..ImageResult::new(ImageOutcome::Pulled)
+    };
+    let text = r#"{"outcome":"pulled","attempts":0,"deltaSavedBytes":0,"noDelta":"WrongLayer","noDeltaReason":"another digest"}"#;
+    assert_eq!(serde_json::to_string(&image).unwrap(), text);
+    assert_eq!(serde_json::from_str::<ImageResult>(text).unwrap(), image);
+    let newer = serde_json::from_str::<ImageResult>(&text.replace("WrongLayer", "Later")).unwrap();
+    assert_eq!(newer.facts.no_delta, Some(NoDelta::Other));
+    let older = text.replace(r#""noDelta":"WrongLayer","#, "");
+    assert_eq!(serde_json::from_str::<ImageResult>(&older).unwrap().facts.no_delta, None);
 }
 
 #[test]

@@ -183,7 +183,13 @@ impl Page {
         }
         let rate = view.bytes_per_second.map(|rate| format!(", {}/s", bytes(rate))).unwrap_or_default();
         let text = format!("{}{rate}", part_of(view.bytes.done, view.bytes.total));
-        vec![self.bar("download", fraction(view.bytes.done, view.bytes.total), Tone::Good, &text)]
+        let mut lines =
+            vec![self.bar("download", fraction(view.bytes.done, view.bytes.total), Tone::Good, &text)];
+        if view.delta_saved_bytes > 0 {
+            let saved = part_of(view.delta_saved_bytes, view.bytes.total);
+            lines.push(format!("{:LABEL$}deltas saved {saved}", ""));
+        }
+        lines
     }
 
     fn parts(&self, view: &View) -> Vec<String> {

@@ -70,6 +70,8 @@ pub(crate) struct AtWork {
 pub(crate) struct Tally {
     /// Bytes of the images with a known size, on all nodes.
     pub(crate) bytes: ImageBytes,
+    /// Bytes of these that nodes didn't download, thanks to deltas.
+    pub(crate) delta_saved: u64,
     /// Progress of the nodes at work, in whole nodes: three nodes, each half done, are 1.5.
     pub(crate) done_at_work: f64,
     /// Nodes in Failure and Unknown by code.
@@ -96,9 +98,8 @@ impl Tally {
 
     pub(crate) fn sum<'a>(tallies: impl IntoIterator<Item = &'a Self>) -> Self {
         let mut all = Self::default();
-        for Self { bytes, done_at_work, failures, waiting, at_work, asking } in tallies {
-            all.bytes.done += bytes.done;
-            all.bytes.total += bytes.total;
+        for Self { bytes, delta_saved, done_at_work, failures, waiting, at_work, asking } in tallies {
+            all.add_bytes(*bytes, *delta_saved);
             all.done_at_work += done_at_work;
             for (code, group) in failures {
                 all.failures.entry(*code).or_default().merge(group);
@@ -115,10 +116,17 @@ impl Tally {
         all
     }
 
+    /// Saturates: two nodes that lie reach the end of the range.
+    fn add_bytes(&mut self, bytes: ImageBytes, delta_saved: u64) {
+        self.bytes.done = self.bytes.done.saturating_add(bytes.done);
+        self.bytes.total = self.bytes.total.saturating_add(bytes.total);
+        self.delta_saved = self.delta_saved.saturating_add(delta_saved);
+    }
+
     fn add(&mut self, node: &NodeStatus) {
         let bytes = bytes_of(node);
-        self.bytes.done += bytes.done;
-        self.bytes.total += bytes.total;
+        let saved = node.image_status.iter().filter_map(|image| image.facts.delta_saved_bytes);
+        self.add_bytes(bytes, saved.fold(0, u64::saturating_add));
         if let Some(reason) = ask_reason_of(node).filter(|reason| {
             // Reasons hold the names of files and repositories, so there may be as many as nodes.
             self.asking.len() < REASONS || self.asking.contains_key(reason)

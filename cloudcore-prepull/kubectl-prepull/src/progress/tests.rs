@@ -125,11 +125,13 @@ fn an_ended_job_shows_the_next_step() {
     "1 of 3 nodes failed, and failureTolerate 0.1 allows 0: Unreachable 1".clone_into(&mut status.reason);
     let reason =
         "harbor.example/shop/web:v2026.11.22-rc1: cannot connect to harbor.example: connection refused";
-    let nodes = tally(vec![
-        node("edge-1", NodePhase::Successful, 180),
-        node("edge-2", NodePhase::Successful, 180),
-        failed("edge-3", FailureCode::Unreachable, reason),
-    ]);
+    let updated = |name: &str| {
+        let mut node = node(name, NodePhase::Successful, 180);
+        node.image_status[0].facts.delta_saved_bytes = Some(175 * MIB);
+        node
+    };
+    let nodes =
+        tally(vec![updated("edge-1"), updated("edge-2"), failed("edge-3", FailureCode::Unreachable, reason)]);
     let view = View::new(&ended, &nodes, None, after(9_999));
     assert_eq!(view.seconds, Some(75));
     for width in [80, 160] {
@@ -138,6 +140,17 @@ fn an_ended_job_shows_the_next_step() {
             &render(&view, Screen::plain(width), false),
         );
     }
+}
+
+#[test]
+fn sums_of_lies_stay_in_range() {
+    let most = i64::MAX.unsigned_abs();
+    let mut liar = node("edge-1", NodePhase::Successful, 0);
+    let image = &mut liar.image_status[0];
+    image.bytes = Some(ImageBytes { done: most, total: most, from_peers: None });
+    image.facts.delta_saved_bytes = Some(most);
+    let liars = Tally::sum(&[tally(vec![liar.clone(), liar.clone()]), tally(vec![liar])]);
+    assert_eq!((liars.bytes.done, liars.bytes.total, liars.delta_saved), (u64::MAX, u64::MAX, u64::MAX));
 }
 
 #[test]

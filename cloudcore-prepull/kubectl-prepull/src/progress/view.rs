@@ -58,6 +58,9 @@ pub(crate) struct View {
     pub(crate) parts: Vec<Part>,
     /// Bytes on the nodes, and the total of all images with a known size.
     pub(crate) bytes: ImageBytes,
+    /// Bytes of these that nodes didn't download, thanks to deltas.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(crate) delta_saved_bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bytes_per_second: Option<u64>,
     /// How long it will still take, if it goes on like that. Windows close, and so it isn't known of a job that has some.
@@ -209,6 +212,7 @@ impl View {
             at_work: tally.at_work.clone(),
             nodes,
             bytes,
+            delta_saved_bytes: tally.delta_saved,
             done,
         }
     }
@@ -269,6 +273,11 @@ impl View {
     pub(crate) fn ended(&self) -> u32 {
         self.nodes.successful + self.nodes.failure + self.nodes.unknown
     }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 fn part_done(nodes: &Summary, at_work: f64) -> f64 {

@@ -2,7 +2,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use prepull_api::task::{Bytes, ImageOutcome, JobUid, NodeName, PulledBy, TaskId, TaskOutcome, TaskResult};
+use prepull_api::task::{
+    Bytes, ImageFacts, ImageOutcome, JobUid, NoDelta, NodeName, PulledBy, TaskId, TaskOutcome, TaskResult,
+};
 use prepull_engine::prepull::controller::Object;
 use prepull_engine::shared::objects::{ObjectId, Unreadable};
 use prepull_engine::shared::session::SessionId;
@@ -90,6 +92,30 @@ fn site(name: &str) -> SiteReport {
         },
         ..SiteReport::default()
     }
+}
+
+#[test]
+fn bytes_of_deltas_and_neighbours_count_apart() {
+    let metrics = Metrics::default();
+    let image = |saved, from_peers| ImageResult {
+        bytes: Some(Bytes { done: 1000, total: 1000 }),
+        from_peers,
+        facts: ImageFacts {
+            delta_saved_bytes: saved,
+            no_delta: Some(NoDelta::OtherSource),
+            ..PulledBy::Agent.into()
+        },
+        ..ImageResult::new(ImageOutcome::Pulled)
+    };
+    // The second one claims more than there is.
+    metrics.count_images(&[image(Some(900), Some(60)), image(Some(u64::MAX), Some(u64::MAX))]);
+    let text = metrics.render();
+    for (by, bytes) in [("agent", 40), ("peer", 60), ("delta", 1900)] {
+        let line = format!("cloudcore_prepull_pulled_image_bytes_total{{by=\"{by}\"}} {bytes}\n");
+        assert!(text.contains(&line), "{line}{text}");
+    }
+    let refused = "cloudcore_prepull_refused_deltas_total{reason=\"OtherSource\"} 2\n";
+    assert!(text.contains(refused), "{text}");
 }
 
 /// The samples of one metric, which come in no order, in alphabetical order.

@@ -5,8 +5,9 @@
 use std::sync::Arc;
 
 use prepull_api::download::Deltas as Rule;
+use prepull_api::task::NoDelta;
 
-use super::delta::Deltas;
+use super::delta::{Deltas, Unused};
 use super::deltas::Goal;
 use super::downloads::{Layer, Watched};
 use super::fetcher::Fetcher;
@@ -20,7 +21,7 @@ pub(super) struct Admitted<'f> {
     pub(super) watched: Watched<'f>,
     pub(super) deltas: Option<Deltas>,
     /// Why deltas that the registry has aren't used.
-    pub(super) no_delta: Option<String>,
+    pub(super) no_delta: Option<Unused>,
 }
 
 impl Fetcher {
@@ -48,7 +49,7 @@ impl Fetcher {
             if request.terms.deltas == Rule::Require {
                 return Err(refusal.into());
             }
-            no_delta = Some(format!("by deltas there is {}", refusal.message));
+            no_delta = Some(Unused::new(NoDelta::NoRoom, format!("by deltas there is {}", refusal.message)));
         }
         let (layers, watched) = self.enter(request, goal, whole).await?;
         Ok(Admitted { layers, watched, deltas: None, no_delta })

@@ -6,11 +6,12 @@
 use std::collections::HashSet;
 
 use prepull_api::failure::FailureCode;
+use prepull_api::task::NoDelta;
 use prepull_registry::manifest::Descriptor;
 use tokio::sync::watch;
 use tonic::Status;
 
-use super::delta::{Delta, OldImage};
+use super::delta::{Delta, OldImage, Unused};
 use super::deltas::required;
 use super::download::Download;
 use super::downloads::Layer;
@@ -83,7 +84,9 @@ impl Step<'_> {
             && layer.whole.get().is_none()
         {
             match self.unpack_rebuilt(delta, &deltas.old).await {
-                Err(Failure::Useless(why)) => download.fetch_whole(layer, &why).await?,
+                Err(Failure::Useless(why)) => {
+                    download.fetch_whole(layer, Unused::new(NoDelta::WrongLayer, why)).await?;
+                }
                 unpacked => return unpacked,
             }
         }
@@ -167,26 +170,29 @@ impl Download<'_> {
         let is_rebuilt = |layer: &&Layer| layer.delta.is_some() && layer.blob().digest == blob.digest;
         match (fetched, self.layers.iter().find(is_rebuilt)) {
             (Err(Stop::Failed(error)), Some(layer)) if is_of_registry(error.code) => {
-                self.fetch_whole(layer, &error.message).await
+                self.fetch_whole(layer, Unused::new(NoDelta::Undelivered, error.message)).await
             }
-            (Err(Stop::StepBack(why)), Some(layer)) => self.fetch_whole(layer, &why).await,
+            (Err(Stop::StepBack(why)), Some(layer)) => {
+                self.fetch_whole(layer, Unused::new(NoDelta::Undelivered, why)).await
+            }
             (fetched, _) => fetched,
         }
     }
 
     /// Downloads a layer, since its delta is of no use for this reason.
-    pub(super) async fn fetch_whole(&self, layer: &Layer, why: &str) -> Result<(), Stop> {
+    pub(super) async fn fetch_whole(&self, layer: &Layer, unused: Unused) -> Result<(), Stop> {
         if self.needs_deltas {
-            return Err(required(why).into());
+            return Err(required(&unused.why).into());
         }
         let digest = &layer.descriptor.digest;
         tracing::warn!(
             image = self.reference,
             layer = digest,
-            why,
+            code = unused.code.as_str(),
+            why = unused.why,
             "not rebuilt from its delta; it's downloaded"
         );
-        let _ = self.no_delta.set(why.to_owned());
+        let _ = self.no_delta.set(unused);
         let flight = layer.whole.get_or_init(|| self.fetcher.flights.of(digest));
         self.blob(&blob(BlobKind::Layer, &layer.descriptor), &layer.descriptor, flight).await
     }

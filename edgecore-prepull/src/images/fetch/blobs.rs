@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use futures::future;
 use futures::stream::{self, StreamExt, TryStreamExt};
-use prepull_api::task::Bytes;
+use prepull_api::task::{Bytes, NoDelta};
 use tokio::time::sleep;
 
 use super::ahead::{Arrived, unpack_ahead};
+use super::delta::Unused;
 use super::download::Download;
 use super::downloads::Layer;
 use super::fetcher::AHEAD;
@@ -78,7 +79,8 @@ impl Download<'_> {
             // The runtime unpacks the rest, and must find the layers.
             let by_delta = layers.iter().filter(|layer| layer.delta.is_some() && layer.whole.get().is_none());
             for layer in by_delta.filter(|layer| !layer.is_needless) {
-                self.fetch_whole(layer, "the image couldn't be unpacked layer by layer").await?;
+                let why = "the image couldn't be unpacked layer by layer";
+                self.fetch_whole(layer, Unused::new(NoDelta::NotUnpacked, why)).await?;
             }
         }
         report();

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 
+use prepull_api::task::NoDelta;
 use prepull_delta::manifest::{DeltaManifest, TAR_DIFF};
 use prepull_registry::manifest::Descriptor;
 
@@ -16,6 +17,20 @@ pub(super) struct Deltas {
     by_layer: HashMap<String, Delta>,
     /// The files of the earlier image.
     pub(super) old: OldImage,
+}
+
+/// Why a delta of the registry isn't used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Unused {
+    pub(super) code: NoDelta,
+    /// One sentence.
+    pub(super) why: String,
+}
+
+impl Unused {
+    pub(super) fn new(code: NoDelta, why: impl Into<String>) -> Self {
+        Self { code, why: why.into() }
+    }
 }
 
 /// A read-only view of the files of an image.

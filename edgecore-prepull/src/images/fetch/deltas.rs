@@ -13,12 +13,13 @@ use std::fmt::Display;
 use prepull_api::download::Deltas as Rule;
 use prepull_api::failure::FailureCode;
 use prepull_api::image::{NormalizedReference, Reference};
+use prepull_api::task::NoDelta;
 use prepull_delta::manifest::{DeltaManifest, Offer};
 use prepull_registry::manifest::Descriptor;
 use prepull_registry::{RegistryError, Repository};
 use tonic::metadata::{Ascii, MetadataValue};
 
-use super::delta::Deltas;
+use super::delta::{Deltas, Unused};
 use super::downloads::Layer;
 use super::fetcher::Fetcher;
 use super::image::ImageParts;
@@ -40,7 +41,7 @@ pub(super) enum Search {
     Needless,
     Found(Deltas),
     /// There is none. The reason, if the registry has deltas to this image.
-    None(Option<String>),
+    None(Option<Unused>),
     /// The registry couldn't be asked.
     Failed(RegistryError),
 }
@@ -50,23 +51,24 @@ impl Search {
     ///
     /// # Errors
     /// The rule forbids the whole layers.
-    pub(super) fn under(self, rule: Rule) -> Result<(Option<Deltas>, Option<String>), PullError> {
-        let none = |why: Option<String>| {
+    pub(super) fn under(self, rule: Rule) -> Result<(Option<Deltas>, Option<Unused>), PullError> {
+        let none = |unused: Option<Unused>| {
             if rule == Rule::Require {
-                let why = why.unwrap_or_else(|| {
-                    "the registry has no delta to it from an image of the node".to_owned()
-                });
-                return Err(required(&why));
+                let none = "the registry has no delta to it from an image of the node";
+                return Err(required(unused.as_ref().map_or(none, |unused| &unused.why)));
             }
-            Ok((None, why))
+            Ok((None, unused))
         };
         match self {
             Self::Needless => Ok((None, None)),
             Self::Found(deltas) => Ok((Some(deltas), None)),
-            Self::None(why) => none(why),
+            Self::None(unused) => none(unused),
             // It may be there next time.
             Self::Failed(error) if rule == Rule::Require => Err(error.into()),
-            Self::Failed(error) => Ok((None, Some(format!("the registry gives no list of deltas: {error}")))),
+            Self::Failed(error) => {
+                let why = format!("the registry gives no list of deltas: {error}");
+                Ok((None, Some(Unused::new(NoDelta::Unlisted, why))))
+            }
         }
     }
 }
@@ -97,7 +99,7 @@ impl Fetcher {
         request: &PullRequest<'_>,
         goal: &Goal<'_>,
         layers: &[Layer],
-    ) -> Result<(Option<Deltas>, Option<String>), PullError> {
+    ) -> Result<(Option<Deltas>, Option<Unused>), PullError> {
         match self.deltas_rule(request)? {
             Rule::Never => Ok((None, None)),
             rule => self.find_deltas(goal, layers).await.under(rule),
@@ -151,7 +153,8 @@ impl Fetcher {
     async fn view(&self, mut deltas: Deltas, goal: &Goal<'_>) -> Search {
         let Goal { facts, lease, .. } = goal;
         let cannot = |why: &dyn Display| {
-            Search::None(Some(format!("cannot read the files of the earlier image: {why}")))
+            let why = format!("cannot read the files of the earlier image: {why}");
+            Search::None(Some(Unused::new(NoDelta::OldFiles, why)))
         };
         let old = &mut deltas.old;
         match self.unpacker.view(&facts.snapshotter, &old.chain, lease).await {
@@ -205,7 +208,8 @@ impl Fetcher {
                     Ok(Some(offer)) if offer.target == manifest => offers.push((offer, referrer)),
                     Ok(_) => {}
                     Err(error) => {
-                        reason = Some(format!("delta {}: {error}", referrer.digest));
+                        let why = format!("delta {}: {error}", referrer.digest);
+                        reason = Some(Unused::new(NoDelta::Malformed, why));
                     }
                 }
             }
@@ -217,9 +221,10 @@ impl Fetcher {
                 }
             }
             if fitting.is_empty() && offered > 0 {
-                reason.get_or_insert(format!(
+                let why = format!(
                     "the registry has {offered} deltas to this image, and none is from an image of the node"
-                ));
+                );
+                reason.get_or_insert(Unused::new(NoDelta::OtherSource, why));
             }
             // The smallest first; those of other publishers don't announce it.
             fitting.sort_by_key(|(offer, ..)| offer.download.unwrap_or(u64::MAX));
@@ -231,7 +236,8 @@ impl Fetcher {
                     Ok(parsed) if parsed.target == manifest => parsed,
                     Ok(_) => continue,
                     Err(error) => {
-                        reason = Some(format!("delta {}: {error}", offer.digest));
+                        let why = format!("delta {}: {error}", offer.digest);
+                        reason = Some(Unused::new(NoDelta::Malformed, why));
                         continue;
                     }
                 };
@@ -244,7 +250,8 @@ impl Fetcher {
             match best {
                 Some((_, deltas)) => return Ok(Search::Found(deltas)),
                 None if offered > 0 => {
-                    reason.get_or_insert("no delta of the registry is smaller than the layers".to_owned());
+                    let why = "no delta of the registry is smaller than the layers";
+                    reason.get_or_insert(Unused::new(NoDelta::TooLarge, why));
                 }
                 None => {}
             }

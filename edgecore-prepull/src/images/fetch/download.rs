@@ -8,7 +8,7 @@ use tokio::sync::{Semaphore, watch};
 use tonic::metadata::{Ascii, MetadataValue};
 
 use super::buckets::Buckets;
-use super::delta::Deltas;
+use super::delta::{Deltas, Unused};
 use super::downloads::Layer;
 use super::fetcher::Fetcher;
 use super::image::ImageParts;
@@ -45,7 +45,7 @@ pub(super) struct Download<'a> {
     /// Whether the image may also come without them.
     pub(super) needs_deltas: bool,
     /// Why a layer was downloaded whole nevertheless.
-    pub(super) no_delta: OnceLock<String>,
+    pub(super) no_delta: OnceLock<Unused>,
 }
 
 /// The digest of the layer that the runtime is unpacking for us.

@@ -13,8 +13,8 @@ use crate::download::{Deltas, VerificationMode, Weekday, Zone};
 use crate::failure::FailureCode;
 use crate::sites::{BlobState, From, PeerFault};
 use crate::task::{
-    CheckItem, ImageOutcome, ImagePhase, KeepCode, KubeletRecord, PullPolicy, PulledBy, RemovalOutcome,
-    TaskOutcome,
+    CheckItem, ImageOutcome, ImagePhase, KeepCode, KubeletRecord, NoDelta, PullPolicy, PulledBy,
+    RemovalOutcome, TaskOutcome,
 };
 
 macro_rules! read_as {
@@ -43,6 +43,7 @@ read_as! {
     TaskOutcome: json!("later") => TaskOutcome::Other,
     ImageOutcome: json!("later") => ImageOutcome::Other,
     PulledBy: json!("Later") => PulledBy::Other,
+    NoDelta: json!("Later") => NoDelta::Other,
     KubeletRecord: json!("Later") => KubeletRecord::Other,
     RemovalOutcome: json!("Later") => RemovalOutcome::Failed,
     KeepCode: json!("Later") => KeepCode::Other,

@@ -180,6 +180,9 @@ pub(super) fn apply_result(
         image.attempts = *attempts;
         image.pinned = *pinned;
         image.facts = facts.clone();
+        // More than the image has can't be spared.
+        let size = image.bytes.map_or(0, |bytes| bytes.total);
+        image.facts.delta_saved_bytes = facts.delta_saved_bytes.map(|saved| saved.min(size));
         image.facts.texts().into_iter().for_each(|text| *text = truncate_note(text));
     }
     if let Some(removal) = &result.removal {

@@ -357,6 +357,24 @@ fn numbers_beyond_the_apis_range_are_cut() {
 }
 
 #[test]
+fn deltas_save_at_most_the_image() {
+    let saved = |bytes: Option<u64>, saved| {
+        let mut rollout = rollout(1, 1, "0");
+        all_online(&mut rollout, 1);
+        rollout.advance(at(0));
+        let mut result = result(TaskOutcome::Succeeded);
+        result.images[0].bytes = bytes.map(|total| prepull_api::task::Bytes { done: total, total });
+        result.images[0].facts.delta_saved_bytes = saved;
+        assert!(rollout.record_result(&node(0), Some(&plan()), &result, at(1)));
+        rollout.record(&node(0)).unwrap().image_status[0].facts.delta_saved_bytes
+    };
+    assert_eq!(saved(Some(100), Some(70)), Some(70));
+    assert_eq!(saved(Some(100), Some(u64::MAX)), Some(100));
+    assert_eq!(saved(Some(u64::MAX), Some(u64::MAX)), Some(i64::MAX.unsigned_abs()));
+    assert_eq!((saved(None, Some(7)), saved(Some(100), None)), (Some(0), None));
+}
+
+#[test]
 fn the_record_keeps_each_images_downloader() {
     let mut rollout = rollout(1, 1, "0");
     all_online(&mut rollout, 1);

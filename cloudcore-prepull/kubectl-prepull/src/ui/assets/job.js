@@ -176,6 +176,7 @@ export class Job {
       ["Wave", job.wave ? waveOf(job.wave) : null],
       ["Round", job.round ? `${job.round + 1}` : null],
       ["Bytes", job.bytes.done ? `${bytes(job.bytes.done)}${job.bytesPerSecond ? `, ${bytes(job.bytesPerSecond)}/s` : ""}` : null],
+      ["Deltas saved", job.deltaSavedBytes ? `${bytes(job.deltaSavedBytes)} of ${bytes(job.bytes.total)}` : null],
       ["Time left", job.secondsLeft == null ? null : seconds(job.secondsLeft)],
       ["Began", job.began ? time(job.began) : null],
       ["Ended", job.endedAt ? time(job.endedAt) : null],
