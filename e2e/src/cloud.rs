@@ -110,8 +110,7 @@ impl Cloud {
         token: &str,
         node: &str,
         state_dir: &Path,
-        tunnel: SocketAddr,
-        enroll: SocketAddr,
+        (tunnel, enroll): (SocketAddr, SocketAddr),
     ) -> Result<Command> {
         let mut command = Command::new(self.programs.path("edgecore-prepull")?);
         command.args(["join", "--token", token, "--node-name", node]).arg("--state-dir").arg(state_dir);
@@ -122,7 +121,7 @@ impl Cloud {
 
     /// Runs `edgecore-prepull join`, and returns its output.
     pub async fn join(&self, token: &str, node: &str, state_dir: &Path) -> Result<String> {
-        parts::output(self.join_command(token, node, state_dir, self.tunnel_addr(), self.enroll_addr())?)
+        parts::output(self.join_command(token, node, state_dir, (self.tunnel_addr(), self.enroll_addr()))?)
             .await
     }
 

@@ -210,7 +210,7 @@ impl<'a> Start<'a> {
         let state = if is_recorded { containerd.root() } else { containerd.dir().to_owned() }.join("agent");
         if let Some(token) = token {
             let enroll = enrolls_at.unwrap_or_else(|| cloud.enroll_addr());
-            let mut command = cloud.join_command(&token, &name, &state, tunnel, enroll)?;
+            let mut command = cloud.join_command(&token, &name, &state, (tunnel, enroll))?;
             command.envs(environment.iter().cloned());
             if let Some(space) = space.as_ref().filter(|_| enrolls_at.is_some()) {
                 command = space.command(&command);
