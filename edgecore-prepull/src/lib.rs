@@ -67,6 +67,7 @@ mod by_key;
 mod clock;
 pub mod config;
 mod error_class;
+mod health;
 mod machine;
 mod metrics;
 mod node_clock;

@@ -6,7 +6,6 @@
 //! ```
 
 pub(crate) mod args;
-pub(crate) mod connection;
 pub(crate) mod elsewhere;
 pub(crate) mod machine;
 pub(crate) mod places;
@@ -32,6 +31,7 @@ use crate::cloud::endpoint::{ENROLL_SCHEME, TUNNEL_SCHEME};
 use crate::cloud::identity::{Connection, StateDir, replace_file, temporary_of};
 use crate::cloud::join::{self, JoinArgs, resolve_urls};
 use crate::config::{Effective, Listen, Settings};
+use crate::health;
 use crate::images::providers::{Providers, Stderr};
 use args::InstallArgs;
 use places::{Places, UNIT};
@@ -285,7 +285,7 @@ impl Work {
                 running_at = Instant::now();
             }
             if unit.active == "active"
-                && let Ok(health) = connection::ask(listen).await
+                && let Ok(health) = health::ask(listen).await
                 && let Some(session) = health.session
             {
                 self.look_at_runtime(listen).await?;
@@ -320,7 +320,7 @@ impl Work {
     async fn look_at_runtime(&self, listen: std::net::SocketAddr) -> anyhow::Result<()> {
         let began = Instant::now();
         while began.elapsed() < PATIENCE_WITH_RUNTIME {
-            if connection::ask(listen).await.is_ok_and(|health| health.is_runtime_up) {
+            if health::ask(listen).await.is_ok_and(|health| health.is_runtime_up) {
                 return Ok(());
             }
             sleep(POLL).await;

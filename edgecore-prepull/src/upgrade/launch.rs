@@ -17,8 +17,8 @@ use tracing::{error, info, warn};
 
 use super::record::{Program, Start};
 use super::{Files, VERSION};
-use crate::commands::install::connection;
 use crate::config::Listen;
+use crate::health;
 
 /// Set for a launched program, which launches no other one.
 const LAUNCHED: &str = "PREPULL_LAUNCHED_BY";
@@ -181,7 +181,7 @@ async fn until_connected(listen: SocketAddr) {
     let mut asks = interval(ASK);
     loop {
         asks.tick().await;
-        if let Ok(health) = connection::ask(listen).await
+        if let Ok(health) = health::ask(listen).await
             && health.session.is_some()
             && health.is_runtime_up
         {
@@ -192,7 +192,7 @@ async fn until_connected(listen: SocketAddr) {
 
 /// What a program on trial lacks.
 async fn name_lack(listen: SocketAddr) -> String {
-    match connection::ask(listen).await {
+    match health::ask(listen).await {
         Err(error) => format!("it did not answer at {listen} ({error})"),
         Ok(health) if health.session.is_none() => "it did not connect to cloudcore".to_owned(),
         Ok(_) => "it did not reach the container runtime".to_owned(),

@@ -22,31 +22,11 @@ use tokio_rustls::TlsConnector;
 use tower::Service;
 
 use crate::address::Reach;
+use crate::connect_error::{ConnectError, ESTABLISH};
 use crate::proxy::{Proxies, Proxy};
 
 /// Limit for TCP to one address, unless hosts.toml has a `dial_timeout`.
 pub(crate) const DIAL: Duration = Duration::from_secs(10);
-/// Limit for names, TCP to all addresses, the tunnel of a proxy and TLS, together.
-const ESTABLISH: Duration = Duration::from_secs(30);
-
-/// Why there is no connection.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ConnectError {
-    #[error("{host} is at {address}, a {class} address, to which no registry may lead")]
-    Refused { host: String, address: IpAddr, class: &'static str },
-    #[error("proxies of the scheme {0} are left to the container runtime")]
-    ProxyScheme(String),
-    #[error("proxy {proxy}: {cause}")]
-    Proxy { proxy: String, cause: String },
-    #[error("{0}")]
-    Tcp(String),
-    #[error("TLS: {0}")]
-    Tls(#[source] io::Error),
-    #[error("no connection within {} s", ESTABLISH.as_secs())]
-    TooSlow,
-    #[error("the URL has no host")]
-    NoHost,
-}
 
 /// The connection of a response.
 #[derive(Clone, Copy, Debug)]

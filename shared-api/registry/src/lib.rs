@@ -18,6 +18,7 @@ mod blob;
 mod body;
 mod client;
 mod connect;
+mod connect_error;
 pub mod digest;
 mod error;
 mod hosts;

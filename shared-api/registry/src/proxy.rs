@@ -21,7 +21,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tower::Service;
 
-use crate::connect::ConnectError;
+use crate::connect_error::ConnectError;
 use crate::error::chain;
 
 /// Most bytes of the head of a proxy's answer. One that refuses may have a page behind it, which we don't read.

@@ -19,7 +19,8 @@ use rustls::time_provider::TimeProvider;
 use tokio::time::timeout;
 
 use crate::address::Reach;
-use crate::connect::{ConnectError, Connector, Peer};
+use crate::connect::{Connector, Peer};
+use crate::connect_error::ConnectError;
 use crate::error::{Kind, RegistryError, chain};
 use crate::hosts::Endpoint;
 use crate::location;
