@@ -38,10 +38,11 @@ fn result(outcome: TaskOutcome) -> Input {
         let bytes = Some(Bytes { done: 1000, total: 1000 });
         ImageResult { took, ended, bytes, facts: PulledBy::Agent.into(), ..image }
     };
+    let whole = ImageFacts { no_delta: Some(NoDelta::WrongLayer), ..ImageFacts::default() };
     let images = match outcome {
         TaskOutcome::Succeeded => vec![timed(image(ImageOutcome::Pulled, None))],
         TaskOutcome::Failed | TaskOutcome::Other => vec![
-            image(ImageOutcome::Pulled, None),
+            ImageResult { facts: whole, ..image(ImageOutcome::Pulled, None) },
             image(ImageOutcome::Failed, Some(FailureCode::Unauthorized)),
             // Of an edge without codes.
             image(ImageOutcome::Failed, None),
