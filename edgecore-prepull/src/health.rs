@@ -1,4 +1,4 @@
-//! Waits until the agent reports on its metrics port that it's connected.
+//! Asks the running agent on its metrics port whether it's connected and its runtime answers.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  machine::look ─▶ Facts ─┐
-//!  command line ─▶ Wish ───┴─▶ plan (pure) ─▶ Steps, carried out here one by one ─▶ connection::ask
+//!  command line ─▶ Wish ───┴─▶ plan (pure) ─▶ Steps, carried out here one by one ─▶ health::ask
 //! ```
 
 pub(crate) mod args;

@@ -58,7 +58,7 @@ pub(super) enum Start {
     Own,
     /// It becomes this program.
     Proved(Program),
-    /// It starts this program, and gives it so many seconds to prove itself.
+    /// It starts this program, which has this many seconds to prove itself.
     Trial(Program, u64),
 }
 
