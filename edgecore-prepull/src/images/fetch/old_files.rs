@@ -2,11 +2,11 @@
 
 use std::fs::File;
 use std::io::{self, Read as _};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use prepull_delta::Sources;
-use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
+use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::Errno;
 
 /// The files of an image, by the directories of its layers, the highest first.
@@ -39,11 +39,8 @@ impl Sources for OldFiles {
     type File = File;
 
     fn open(&mut self, path: &[u8]) -> io::Result<File> {
-        // A named pipe in an image must not block us.
-        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let inside = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         for directory in &self.0 {
-            match openat2(directory, path, flags, Mode::empty(), inside) {
+            match open_beneath(directory.as_fd(), path) {
                 Ok(file) => {
                     let file = File::from(file);
                     // A whiteout is a device.
@@ -59,6 +56,24 @@ impl Sources for OldFiles {
         }
         Err(io::Error::new(io::ErrorKind::NotFound, "not in the old image"))
     }
+}
+
+/// Opens a path below the directory, without following links. Not by openat2(2): RestrictSUIDSGID of a systemd unit, ours
+/// too, answers that with ENOSYS, as kernels before 5.6 do.
+fn open_beneath(directory: BorrowedFd<'_>, path: &[u8]) -> Result<OwnedFd, Errno> {
+    let parts: Vec<_> = path.split(|byte| *byte == b'/').collect();
+    let Some((name, parents)) = parts.split_last() else { return Err(Errno::NOENT) };
+    if parts.iter().any(|part| matches!(*part, b"" | b"." | b"..")) {
+        return Err(Errno::XDEV);
+    }
+    // A named pipe in an image must not block us.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let through = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut parent: Option<OwnedFd> = None;
+    for part in parents {
+        parent = Some(openat(parent.as_ref().map_or(directory, AsFd::as_fd), *part, through, Mode::empty())?);
+    }
+    openat(parent.as_ref().map_or(directory, AsFd::as_fd), *name, flags, Mode::empty())
 }
 
 #[cfg(test)]
