@@ -1,7 +1,10 @@
 //! `edgecore-prepull upgrade`, on a machine with a real systemd. The other versions are scripts that run the installed
 //! program, or don't.
 
+use prepull_api::crd::upgrade::UpgradeSpec;
+use prepull_api::failure::FailureCode;
 use prepull_api::wire::TUNNEL_PATH;
+use prepull_e2e::jobs::JobBuilder;
 use prepull_e2e::machine::Machine;
 use prepull_e2e::parts;
 use prepull_e2e::ports::Port;
@@ -12,6 +15,7 @@ use prepull_e2e::signing::{Form, Signer};
 const DOWNLOAD: &str = "/root/download";
 const KEY: &str = "/etc/edgecore-prepull/upgrade.pub";
 const RECORD: &str = "/var/lib/edgecore-prepull/upgrade/record.json";
+const HOSTS: &str = "/etc/containerd/certs.d";
 const REPOSITORY: &str = "team/edgecore-prepull";
 /// Size of the disk of the runtime: an agent with its defaults refuses images when the disk of the host is nearly full.
 const DISK: u64 = 256 * MIB;
@@ -34,6 +38,9 @@ impl EdgeBox {
         command.args(["--enroll-url", &format!("https://{}", cloud.enroll_addr())]);
         command.args(["--tunnel-url", &format!("wss://{}{TUNNEL_PATH}", cloud.tunnel_addr())]);
         command.args(["--metrics-listen", &metrics.addr().to_string()]).env("PREPULL_TOKEN", token);
+        // Its containerd is outside of the machine, so only what is mounted counts as seen by both.
+        machine.run(&["sh", "-c", &format!("mkdir -p {HOSTS} && mount --bind {HOSTS} {HOSTS}")]).await?;
+        command.args(["--registry-config-path", HOSTS]);
         parts::output(command).await?;
         let signer = Signer::ecdsa().await?;
         let new = Self { machine, registry, signer, containerd };
@@ -141,5 +148,71 @@ async fn a_signed_version_proves_itself_or_goes_back() -> Result<()> {
     ensure!(said.contains("runs again"), "{said}");
     cluster.job("after-undo").on(["edge-1"]).images([&image]).completes().await?;
     ensure!(!node.is_launched().await?, "the installed program does not run");
+    Ok(())
+}
+
+/// A job that upgrades edge-1 to this image.
+fn upgrade_job<'a>(cluster: &'a Cluster, name: &str, image: &str) -> JobBuilder<'a> {
+    let upgrade = UpgradeSpec { within: Some("20s".to_owned()), packages: false };
+    cluster
+        .job(name)
+        .on(["edge-1"])
+        .images([image])
+        .spec(|spec| spec.image_pre_pull_template.upgrade = Some(upgrade))
+}
+
+#[tokio::test]
+async fn a_job_upgrades_an_agent_or_it_goes_back() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let cloud = Cloud::start(&cluster).await?;
+    cluster.edge_nodes(&["edge-1"]).await?;
+    let node = EdgeBox::install(&cloud).await?;
+    let runs = "exec /usr/local/bin/edgecore-prepull \"$@\"";
+    let proved =
+        async |version: &str| node.shell(&format!("grep -A3 proved {RECORD} | grep -q {version}")).await;
+
+    let (unsigned, _) = node.version("9.0.0", runs)?;
+    let status = upgrade_job(&cluster, "unsigned", &unsigned).fails().await?;
+    let image = status.image("edge-1", &unsigned).context("no image")?;
+    ensure!(image.code == Some(FailureCode::SignatureInvalid), "{image:?}");
+
+    let second = node.signed("2.0.0", runs).await?;
+    upgrade_job(&cluster, "second", &second).completes().await?;
+    proved("2.0.0").await?;
+    // It runs already: no trial, no restart.
+    let running = node.shell("systemctl show edgecore-prepull --property=MainPID").await?;
+    upgrade_job(&cluster, "again", &second).completes().await?;
+    assert_eq!(node.shell("systemctl show edgecore-prepull --property=MainPID").await?, running);
+
+    let ends = node.signed("3.0.0", "exit 7").await?;
+    let status = upgrade_job(&cluster, "ends", &ends).fails().await?;
+    let image = status.image("edge-1", &ends).context("no image")?;
+    ensure!(image.code == Some(FailureCode::UpgradeFailed), "{image:?}");
+    ensure!(image.reason.contains("3.0.0 has not proved itself: it ended after"), "{}", image.reason);
+    proved("2.0.0").await?;
+
+    // From a program that the installed one became, and killed in the middle of the trial.
+    node.shell("systemctl restart edgecore-prepull").await?;
+    let slow = node.signed("4.0.0", &format!("sleep 3\n{runs}")).await?;
+    let (upgraded, killed) = tokio::join!(upgrade_job(&cluster, "slow", &slow).completes(), async {
+        eventually("it is tried", SOON, async || {
+            node.shell(&format!("grep -A9 trial {RECORD} | grep -q '\"starts\": 1'")).await
+        })
+        .await?;
+        node.shell("systemctl kill --signal=KILL edgecore-prepull").await
+    });
+    upgraded?;
+    killed?;
+    proved("4.0.0").await?;
+
+    let alone = "exec /usr/local/bin/edgecore-prepull \"$@\" --tunnel-url wss://127.0.0.1:1/v1/edge";
+    let alone = node.signed("5.0.0", alone).await?;
+    let status = upgrade_job(&cluster, "alone", &alone).fails().await?;
+    ensure!(status.reason.contains("UpgradeFailed"), "{}", status.reason);
+    let node_status = status.node("edge-1").context("no node")?;
+    ensure!(node_status.reason.contains("it did not connect to cloudcore within 20 s"), "{node_status:?}");
+    proved("4.0.0").await?;
+    let image = node.registry.seed(&Image::of_layers("afterwards", &[MIB])?, "team/afterwards:v1")?;
+    cluster.job("afterwards").on(["edge-1"]).images([&image]).completes().await?;
     Ok(())
 }

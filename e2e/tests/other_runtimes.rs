@@ -70,6 +70,7 @@ async fn run_until(
         windows: None,
     };
     let task = Task {
+        upgrade: None,
         removal: None,
         id: TaskId { job: JobUid("other-runtimes".to_owned()), attempt: 1 },
         title: "other-runtimes".to_owned(),

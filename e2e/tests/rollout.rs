@@ -3,7 +3,10 @@
 
 use std::time::Duration;
 
+use prepull_api::crd::job::RolloutStrategy;
 use prepull_api::crd::status::ImagePrePullJobStatus;
+use prepull_api::crd::upgrade::UpgradeSpec;
+use prepull_api::failure::FailureCode;
 use prepull_e2e::prelude::*;
 
 /// Image for simulated edges, which never contact a registry.
@@ -94,6 +97,34 @@ async fn running_nodes_finish_after_too_many_failures() -> Result<()> {
     assert_eq!((summary.failure, summary.in_progress, summary.unknown), (1, 0, 0), "{summary:?}");
     ensure!(summary.successful >= 3, "those beside the one that failed: {summary:?}");
     nothing_else_starts(&fleet, u64::from(summary.successful) + 1).await?;
+    fleet.all_acknowledged().await
+}
+
+#[tokio::test]
+async fn a_thousand_agents_are_upgraded_within_a_budget() -> Result<()> {
+    const AGENTS: usize = 1_000;
+    let cluster = Cluster::start().await?;
+    let cloud = Cloud::start(&cluster).await?;
+    let fleet = Fleet::start(&cluster, &cloud, AGENTS).the_first_fail(20).await?;
+    let upgrade = |version: &str, steps: &[&str]| {
+        let spec = UpgradeSpec::default();
+        let image = format!("registry.example/edgecore-prepull:{version}");
+        let job = cluster.job(&format!("to-{version}")).images([image]).on(fleet.names()).concurrency(200);
+        let steps: Vec<_> = steps.iter().map(ToString::to_string).collect();
+        job.tolerate("0.05").spec(|job| {
+            job.image_pre_pull_template.upgrade = Some(spec);
+            job.rollout = Some(RolloutStrategy { steps, pause_seconds: 0 });
+        })
+    };
+    // 20 agents of the first wave go back: it stops there.
+    let status = upgrade("2.0.0", &["5%", "100%"]).fails().await?;
+    let summary = &status.summary;
+    assert_eq!((summary.failure, summary.successful, summary.pending), (20, 30, 950), "{summary:?}");
+    assert_eq!(status.failures_by_code.first().map(|of| of.code), Some(FailureCode::UpgradeFailed));
+    // 2 % go back, and all others run it. Each agent is restarted once per job.
+    let status = upgrade("2.0.1", &["100%"]).completes().await?;
+    assert_eq!((status.summary.failure, status.summary.successful), (20, 980));
+    assert_eq!((fleet.pulls(), fleet.pulled_twice(), fleet.tally().restarts), (1_050, 0, 1_050));
     fleet.all_acknowledged().await
 }
 

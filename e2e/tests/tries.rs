@@ -39,6 +39,7 @@ async fn run(containerd: &Containerd, image: ImageTask) -> Result<TaskEnd> {
         windows: None,
     };
     let task = Task {
+        upgrade: None,
         removal: None,
         id: TaskId { job: JobUid("tries".to_owned()), attempt: 1 },
         title: "tries".to_owned(),

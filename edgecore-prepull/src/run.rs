@@ -25,6 +25,8 @@ use crate::cloud::join::{self, JoinArgs};
 use crate::cloud::tunnel::Link;
 use crate::cloud::tunnel::dial::{self, Dial};
 use crate::commands::args::{Cli, Command, RunArgs};
+use crate::commands::install::places::Places;
+use crate::commands::install::plan::Init;
 use crate::commands::{install, pull, status, uninstall, upgrade};
 use crate::config::{Effective, Listen, MaxTasks, Rate, Settings};
 use crate::images::fetch::{Fetching, Neighbourhood};
@@ -37,7 +39,7 @@ use crate::metrics::Metrics;
 use crate::node_clock::node_clock;
 use crate::tasks::ledger::Ledger;
 use crate::tasks::node::{Node, NodeConfig, Recorder};
-use crate::upgrade::{Launched, launch};
+use crate::upgrade::{Launched, Upgrades, launch, relaunch};
 
 mod http;
 
@@ -107,14 +109,25 @@ fn run_agent(args: RunArgs) -> anyhow::Result<ExitCode> {
     let settings = settings.or_file(file);
     block_on(async {
         match launch(&settings.state_dir, settings.metrics_listen).await {
-            Launched::Own => run_until_stopped(settings).await,
+            Launched::Own => match run_until_stopped(settings).await? {
+                Ended::Stopped => Ok(ExitCode::SUCCESS),
+                Ended::Upgrading => relaunch(),
+            },
             Launched::Other(code) => Ok(code),
         }
     })
 }
 
+/// Why the agent has ended.
+enum Ended {
+    /// By a signal.
+    Stopped,
+    /// Another version is to be tried.
+    Upgrading,
+}
+
 /// Starts the parts of the agent, waits for a signal or for the end of a part, and stops the others.
-async fn run_until_stopped(settings: Effective) -> anyhow::Result<ExitCode> {
+async fn run_until_stopped(settings: Effective) -> anyhow::Result<Ended> {
     let Effective {
         state_dir,
         tunnel_urls,
@@ -170,7 +183,11 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<ExitCode> {
         tasks.spawn(server.serve(listener, shutdown.clone()));
     }
     let peer_address = peers.address(peer_port);
-    let config = NodeConfig { max_tasks, parallel_pulls, limits, clock, providers, hub, kubelet_dir };
+    let is_container = install::machine::find_init(&Places::default()) == Init::Container;
+    let upgrades = Arc::new(Upgrades::new(&state_dir, metrics_listen, is_container));
+    let asked = upgrades.clone();
+    let config =
+        NodeConfig { max_tasks, parallel_pulls, limits, clock, providers, hub, kubelet_dir, upgrades };
     tasks.spawn(measure_certificate(identity.clone(), metrics.clone(), shutdown.clone()));
     let watched = puller.clone();
     let watching = shutdown.clone().run_until_cancelled_owned(async move { watched.watch_uses().await });
@@ -192,7 +209,14 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<ExitCode> {
 
     let ended = tokio::select! {
         signal = wait_for_termination() => {
-            signal.map(|signal| info!(signal, "stopping; running tasks continue after the next start"))
+            signal.map(|signal| {
+                info!(signal, "stopping; running tasks continue after the next start");
+                Ended::Stopped
+            })
+        }
+        () = asked.wait_for_restart() => {
+            info!("stopping, so that another version is tried; running tasks continue in it");
+            Ok(Ended::Upgrading)
         }
         ended = tunnel => match ended {
             Ok(ended) => ended.map_err(anyhow::Error::from).and(Err(anyhow!("the tunnel ended"))),
@@ -207,7 +231,7 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<ExitCode> {
     if timeout(DRAIN, tasks.wait()).await.is_err() {
         warn!("some parts did not stop within {DRAIN:?}");
     }
-    ended.map(|()| ExitCode::SUCCESS)
+    ended
 }
 
 /// Listens on the address of this flag, unless it's off.

@@ -246,6 +246,7 @@ mod tests {
             sandbox: None,
         };
         let task = Task {
+            upgrade: None,
             removal: None,
             id: id.clone(),
             title: "spring".to_owned(),

@@ -12,6 +12,7 @@ pub mod remove;
 pub mod report;
 pub mod served;
 pub mod status;
+pub mod upgrade;
 
 /// KubeEdge's API group.
 pub const GROUP: &str = "operations.kubeedge.io";

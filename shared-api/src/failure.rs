@@ -57,6 +57,8 @@ pub enum FailureCode {
     NoDelta,
     /// The agent of the node is too old for the job.
     AgentTooOld,
+    /// The version of the agent in the image can't be tried on the node, or has not proved itself: the one before runs.
+    UpgradeFailed,
     /// None of these, or unknown: the code of a newer version, or of a version without codes.
     #[serde(other)]
     Other,
@@ -88,6 +90,7 @@ impl FailureCode {
             Self::Removed => "Removed",
             Self::NoDelta => "NoDelta",
             Self::AgentTooOld => "AgentTooOld",
+            Self::UpgradeFailed => "UpgradeFailed",
             Self::Other => "Other",
         }
     }
@@ -128,7 +131,7 @@ mod tests {
     fn every_code_is_documented_as_spelt() {
         let api = include_str!("../../docs/api.md");
         let all = all();
-        assert_eq!(all.len(), 23);
+        assert_eq!(all.len(), 24);
         for name in all {
             let code: FailureCode = serde_json::from_str(&format!("{name:?}")).unwrap();
             assert_eq!(code.as_str(), name);

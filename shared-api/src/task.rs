@@ -5,6 +5,7 @@
 
 mod facts;
 mod removal;
+mod upgrade;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,6 +17,7 @@ use crate::dns_name::is_dns_subdomain;
 use crate::failure::FailureCode;
 pub use facts::{ImageFacts, KubeletRecord, NoDelta, PulledBy};
 pub use removal::{ImageRemoval, KeepCode, MAX_REMOVALS, Removal, RemovalOutcome, RemovalResult};
+pub use upgrade::Upgrade;
 
 /// The UID of the object that a task comes from, as Kubernetes gave it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -131,6 +133,10 @@ pub struct Task {
     /// the task for one without images.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub removal: Option<Box<Removal>>,
+    /// What to do with the program in the only image. Only for an edge with `upgrades` in its `Hello`: an older one would
+    /// pull the image alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upgrade: Option<Upgrade>,
 }
 
 /// One image of a task.

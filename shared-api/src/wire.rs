@@ -160,6 +160,9 @@ pub struct Hello {
     /// Whether the edge knows [`Task::removal`]. No task with one is sent to an edge that doesn't.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub removes: bool,
+    /// Whether the edge knows [`Task::upgrade`], in the same way.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub upgrades: bool,
 }
 
 /// The CAs that an edge is to trust.

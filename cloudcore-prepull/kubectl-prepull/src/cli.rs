@@ -20,6 +20,7 @@ use crate::commands::set::SetArgs;
 use crate::commands::sites::SitesArgs;
 use crate::commands::status::StatusArgs;
 use crate::commands::tokens::TokensArgs;
+use crate::commands::upgrade::UpgradeArgs;
 use crate::commands::verify::VerifyArgs;
 use crate::commands::why::WhyArgs;
 use crate::name::OwnJob;
@@ -62,6 +63,8 @@ pub(crate) enum Command {
     From(Box<FromArgs>),
     /// Make a job that removes images, and follow it; --preview for what that would free.
     Remove(Box<RemoveArgs>),
+    /// Make a job that upgrades the agents of nodes, and follow it; they go back by themselves.
+    Upgrade(Box<UpgradeArgs>),
     /// Show what a job would do: what each node would pull, from where, with which secret; --sizes for how much.
     Plan(PlanArgs),
     /// List the jobs, with their phase and their nodes.

@@ -63,6 +63,7 @@ mod commands {
     pub(crate) mod status;
     pub(crate) mod suspend;
     pub(crate) mod tokens;
+    pub(crate) mod upgrade;
     pub(crate) mod verify;
     pub(crate) mod why;
 }

@@ -13,6 +13,7 @@ use prepull_api::crd::job::{
     OverrideRule, OverriderEntry, Overriders, RegistrySecret, RolloutStrategy,
 };
 use prepull_api::crd::remove::RemoveSpec;
+use prepull_api::crd::upgrade::UpgradeSpec;
 use prepull_api::download::Deltas;
 use prepull_api::image::Reference;
 use prepull_api::selector::Selector;
@@ -66,6 +67,8 @@ pub(crate) struct Order {
     pub(crate) follow_nodes: bool,
     /// What to remove, in place of pulling images.
     pub(crate) removal: Option<RemoveSpec>,
+    /// The agents are upgraded to the version in the image.
+    pub(crate) upgrade: Option<UpgradeSpec>,
 }
 
 impl Order {
@@ -161,6 +164,7 @@ impl Order {
         let template = &mut spec.image_pre_pull_template;
         self.add_images(template);
         template.remove.clone_from(&self.removal);
+        template.upgrade.clone_from(&self.upgrade);
         if self.nodes.is_empty() {
             template.label_selector = Some(self.selector.clone());
         } else {

@@ -55,6 +55,7 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<Ended> {
     let outcome = match command {
         Command::Run(args) => commands::run::run(session, &cluster, &args).await,
         Command::Remove(args) => commands::remove::run(session, &cluster, &args).await,
+        Command::Upgrade(args) => commands::upgrade::run(session, &cluster, &args).await,
         Command::From(args) => commands::from::run(session, &cluster, &args).await,
         Command::Plan(args) => commands::plan::run(session, &cluster, &args).await,
         Command::List(args) => commands::list::run(session, &cluster, &args).await,

@@ -170,7 +170,7 @@ fn title(order: &Dispatch) -> String {
 fn send(node: &NodeName, assign: Assign, sessions: &Sessions) -> DispatchOutcome {
     match sessions.send(node, CloudMessage::Assign(assign)) {
         Ok(session) => DispatchOutcome::Sent(session),
-        Err(error @ SendError::TooOld) => DispatchOutcome::TooOld(error.to_string()),
+        Err(error @ SendError::TooOld(_)) => DispatchOutcome::TooOld(error.to_string()),
         Err(error @ SendError::TooLarge(_)) => {
             DispatchOutcome::Unsendable(format!("the task cannot be sent: {error}; use fewer images"))
         }
@@ -208,6 +208,7 @@ pub fn build_assign(
         checks: if order.only_look { Vec::new() } else { order.job.checks.clone() },
         images: order.plan.images.iter().enumerate().zip(keys).map(image).collect(),
         removal: order.plan.removal.as_deref().cloned().map(Box::new),
+        upgrade: order.plan.upgrade.filter(|_| !order.only_look),
     };
     let download = if order.only_look {
         // An image that was removed and pulled again by the kubelet has lost its pin.

@@ -110,6 +110,9 @@ impl Edge {
                 Woken::Time => self.handle_time(Instant::now(), &mut events),
             }
             self.handle(events).await;
+            if self.machine.take_restart() {
+                self.faults.restart = Some(Instant::now());
+            }
         }
         self.set_connected(false);
     }
@@ -204,8 +207,9 @@ impl Edge {
         let message = match event {
             TunnelEvent::Connecting(answer) => {
                 let hello = Hello {
+                    upgrades: true,
                     removes: true,
-                    version: "simulated".to_owned(),
+                    version: self.machine.version().to_owned(),
                     os: "linux".to_owned(),
                     arch: "amd64".to_owned(),
                     runtime: Some("simulated 1".to_owned()),

@@ -43,6 +43,11 @@ pub(super) struct Machine {
     whole: HashMap<(TaskId, usize), Instant>,
     /// Tasks. The first one is being worked on.
     runs: VecDeque<Run>,
+    /// The version of the agent.
+    version: String,
+    /// The task whose program is on trial, or was last, and whether the edge goes back from it.
+    trial: Option<(TaskId, bool)>,
+    wants_restart: bool,
 }
 
 /// A task that was started.
@@ -63,7 +68,18 @@ struct Pull {
 impl Machine {
     pub(super) fn new(behaviour: Arc<Behaviour>, chance: Chance, fails: bool, counts: Arc<Counts>) -> Self {
         let (images, whole, runs) = (HashSet::new(), HashMap::new(), VecDeque::new());
-        Self { behaviour, chance, fails, counts, images, whole, runs }
+        let (version, trial, wants_restart) = ("simulated".to_owned(), None, false);
+        Self { behaviour, chance, fails, counts, images, whole, runs, version, trial, wants_restart }
+    }
+
+    /// The version of the agent: the tag of the image that it was upgraded by.
+    pub(super) fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// Whether the agent has to be restarted for a trial.
+    pub(super) fn take_restart(&mut self) -> bool {
+        std::mem::take(&mut self.wants_restart)
     }
 
     /// Time of the next call of [`Self::advance`].
@@ -119,7 +135,9 @@ impl Machine {
         while let Some(late) = self.runs.iter().position(|run| run.work.terms.deadline <= now) {
             self.end_task(late, Some((TaskOutcome::DeadlineExceeded, "the deadline passed")), events);
         }
-        while let Some(run) = self.runs.front_mut() {
+        while !self.wants_restart
+            && let Some(run) = self.runs.front_mut()
+        {
             if let Some(pull) = run.pull.as_mut() {
                 if pull.ends > now {
                     if self.behaviour.image_bytes > 0 && pull.next_progress <= now {
@@ -144,6 +162,15 @@ impl Machine {
         let Some(run) = self.runs.front_mut() else { return };
         let image = &run.work.task.images[index];
         let id = &run.work.task.id;
+        if let Some((_, goes_back)) = self.trial.as_ref().filter(|(trial, _)| trial == id) {
+            let ended = if *goes_back {
+                let code = Some(FailureCode::UpgradeFailed);
+                ImageResult { code, ..result(ImageOutcome::Failed, 1) }
+            } else {
+                result(ImageOutcome::Present, 1)
+            };
+            return self.end_image(index, ended, events);
+        }
         let whole_since = self.whole.get(&(id.clone(), index));
         if whole_since.is_some_and(|since| !is_of_node_image(id) || now < *since + ASKED_ANEW) {
             self.counts.pull_twice(&run.work.task.id.job);
@@ -163,6 +190,14 @@ impl Machine {
     fn end_pull(&mut self, index: usize, fails: bool, now: Instant, events: &mut VecDeque<AgentEvent>) {
         let Some(run) = self.runs.front() else { return };
         let image = &run.work.task.images[index];
+        if run.work.task.upgrade.is_some() {
+            self.trial = Some((run.work.task.id.clone(), fails));
+            if !fails {
+                self.version = image.reference.rsplit(':').next().unwrap_or_default().to_owned();
+            }
+            self.wants_restart = true;
+            return;
+        }
         if fails {
             return self.end_image(index, result(ImageOutcome::Failed, image.retries + 1), events);
         }

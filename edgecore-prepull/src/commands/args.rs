@@ -158,7 +158,7 @@ pub(crate) struct UpgradeArgs {
     #[arg(value_name = "IMAGE", required_unless_present = "undo", conflicts_with = "undo")]
     pub(crate) image: Option<String>,
     /// Public key, as PEM, by which the image must be signed (`cosign sign --key`); may be repeated
-    #[arg(long, value_name = "FILE", default_value = "/etc/edgecore-prepull/upgrade.pub")]
+    #[arg(long, value_name = "FILE", default_value = crate::upgrade::KEY)]
     pub(crate) key: Vec<PathBuf>,
     /// Time in which the program must be connected, with a container runtime that answers
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_within)]

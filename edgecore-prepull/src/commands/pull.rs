@@ -106,7 +106,7 @@ pub(super) async fn pull(
             download: Arc::new(terms),
             ..TaskTerms::by_hand(keys, timeout, &clock, Instant::now().into_std())
         },
-        task: Task { removal: None, id, title, checks: Vec::new(), images: tasks },
+        task: Task { upgrade: None, removal: None, id, title, checks: Vec::new(), images: tasks },
     };
 
     let endpoint = endpoint.unwrap_or_else(RuntimeEndpoint::in_the_usual_places);

@@ -1,15 +1,13 @@
 //! `edgecore-prepull upgrade`: another version of the agent, from a signed image.
 
-use std::path::{Path, PathBuf};
-use std::process::{ExitCode, Stdio};
+use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{anyhow, bail};
 use prepull_api::download::{DownloadTerms, Verification, VerificationMode};
 use prepull_api::image::Reference;
 use prepull_program::errors::with_causes;
-use tokio::process::Command;
-use tokio::time::{Instant, interval, timeout};
+use tokio::time::{Instant, interval};
 
 use super::install::machine::find_init;
 use super::install::places::{Places, UNIT};
@@ -19,12 +17,9 @@ use super::pull::pull;
 use crate::commands::args::UpgradeArgs;
 use crate::config::{Effective, Listen, Settings};
 use crate::images::fetch::FetchMode;
-use crate::upgrade::{Files, MOST_BYTES, Program, Record, VERSION};
+use crate::images::puller::Puller;
+use crate::upgrade::{Files, MOST_BYTES, PATH, Program, Record, VERSION, print_version, read_keys};
 
-/// The program in the released images.
-const PATH: &str = "usr/local/bin/edgecore-prepull";
-/// A program prints its version within milliseconds.
-const PRINT: Duration = Duration::from_secs(10);
 /// How often we look whether the trial has ended.
 const LOOK: Duration = Duration::from_millis(200);
 /// How much longer than the program has we wait: it may be started three times, and is stopped at the end.
@@ -115,31 +110,6 @@ fn settings(args: &UpgradeArgs) -> anyhow::Result<Effective> {
     let file = args.config.clone().or_else(|| usual.exists().then_some(usual));
     let file = file.as_deref().map(Settings::from_file).transpose()?.unwrap_or_default();
     Ok(Settings::default().or_file(file))
-}
-
-fn read_keys(files: &[PathBuf]) -> anyhow::Result<Vec<String>> {
-    let read = |file: &PathBuf| {
-        std::fs::read_to_string(file).with_context(|| {
-            format!(
-                "cannot read --key {}: put the public key there by which releases are signed",
-                file.display()
-            )
-        })
-    };
-    files.iter().map(read).collect()
-}
-
-/// Runs `PROGRAM --version`: another architecture, or a damaged file, shows here.
-async fn print_version(program: &Path) -> anyhow::Result<String> {
-    let mut command = Command::new(program);
-    command.arg("--version").env_clear().stdin(Stdio::null()).kill_on_drop(true);
-    let output =
-        timeout(PRINT, command.output()).await.map_err(|_| anyhow!("`--version` does not end"))??;
-    let said = String::from_utf8_lossy(&output.stdout);
-    match said.trim().strip_prefix("edgecore-prepull ") {
-        Some(version) if output.status.success() && version.len() <= 64 => Ok(version.to_owned()),
-        _ => bail!("`--version` prints no version of edgecore-prepull ({})", output.status),
-    }
 }
 
 async fn restart(init: Init) -> anyhow::Result<()> {

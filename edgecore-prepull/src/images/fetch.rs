@@ -47,7 +47,7 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use prepull_api::download::Deltas;
+use prepull_api::download::{Deltas, VerificationMode};
 use prepull_api::failure::FailureCode;
 use prepull_api::image::Reference;
 use prepull_api::task::{ImageFacts, JobUid, PulledBy};
@@ -185,37 +185,6 @@ impl<P: Puller> Fetching<P> {
         self.fetcher.downloads.now()
     }
 
-    /// Reads a file of an image that is unpacked on the node.
-    ///
-    /// # Errors
-    /// The image isn't there, its runtime isn't containerd or keeps its files elsewhere than in directories, or the image
-    /// has no regular file of at most `most` bytes at the path.
-    pub(crate) async fn read_file(&self, reference: &str, path: &str, most: u64) -> Result<Vec<u8>, String> {
-        let fetcher = &self.fetcher;
-        let facts = fetcher.runtime.read(fetcher.settings.hosts_dir.as_deref()).await;
-        let facts = facts.map_err(Stop::into_message)?;
-        let present = self.inner.look_up(reference).await.map_err(|error| error.message)?;
-        let id = present.and_then(|present| present.id).ok_or("the image is not on the node")?;
-        let chain = fetcher.store.snapshot_of(&id, &facts.snapshotter).await;
-        let chain = chain.ok_or("containerd has not unpacked the image")?;
-        let lease = fetcher.leases.acquire(reference).await.ok_or("containerd gives no lease")?;
-        let viewed = fetcher.unpacker.view(&facts.snapshotter, &chain, &lease).await;
-        let content = match viewed {
-            Ok((view, directories)) => {
-                let path = path.to_owned();
-                let read =
-                    tokio::task::spawn_blocking(move || old_files::read_file(&directories, &path, most));
-                let content = read.await.map_err(|error| error.to_string());
-                // If that fails, it goes with the lease.
-                let _ = fetcher.unpacker.remove(&facts.snapshotter, &view, &lease).await;
-                content.and_then(|content| content.map_err(|error| error.to_string()))
-            }
-            Err(status) => Err(status.message().to_owned()),
-        };
-        fetcher.leases.release(reference).await;
-        content
-    }
-
     async fn fetch(&self, request: PullRequest<'_>, progress: ProgressSink<'_>) -> Result<Pulled, Stop> {
         let reference = Reference::parse(request.reference)
             .map_err(|error| PullError::new(ErrorClass::Permanent, error.to_string()))?
@@ -330,6 +299,10 @@ impl<P: Puller> Fetching<P> {
         if request.terms.deltas == Deltas::Require {
             return refuse("spec.download.deltas is Require, which the container runtime can't do");
         }
+        if request.terms.verification.is_some_and(|wanted| wanted.mode == VerificationMode::Enforce) {
+            return refuse("it needs a signature, which the container runtime would not verify")
+                .map_err(|error| error.with_code(FailureCode::SignatureInvalid));
+        }
         let buckets = Buckets { node: &self.fetcher.bucket, own: request.terms.bucket };
         if buckets.limit().is_some() {
             return refuse("a pull by the container runtime keeps no limit of bytes a second");
@@ -358,6 +331,32 @@ impl<P: Puller> Puller for Fetching<P> {
 
     async fn look_up(&self, reference: &str) -> Result<Option<Present>, PullError> {
         self.inner.look_up(reference).await
+    }
+
+    async fn read_file(&self, reference: &str, path: &str, most: u64) -> Result<Vec<u8>, String> {
+        let fetcher = &self.fetcher;
+        let facts = fetcher.runtime.read(fetcher.settings.hosts_dir.as_deref()).await;
+        let facts = facts.map_err(Stop::into_message)?;
+        let present = self.inner.look_up(reference).await.map_err(|error| error.message)?;
+        let id = present.and_then(|present| present.id).ok_or("the image is not on the node")?;
+        let chain = fetcher.store.snapshot_of(&id, &facts.snapshotter).await;
+        let chain = chain.ok_or("containerd has not unpacked the image")?;
+        let lease = fetcher.leases.acquire(reference).await.ok_or("containerd gives no lease")?;
+        let viewed = fetcher.unpacker.view(&facts.snapshotter, &chain, &lease).await;
+        let content = match viewed {
+            Ok((view, directories)) => {
+                let path = path.to_owned();
+                let read =
+                    tokio::task::spawn_blocking(move || old_files::read_file(&directories, &path, most));
+                let content = read.await.map_err(|error| error.to_string());
+                // If that fails, it goes with the lease.
+                let _ = fetcher.unpacker.remove(&facts.snapshotter, &view, &lease).await;
+                content.and_then(|content| content.map_err(|error| error.to_string()))
+            }
+            Err(status) => Err(status.message().to_owned()),
+        };
+        fetcher.leases.release(reference).await;
+        content
     }
 
     async fn read_filesystem(&self) -> Result<Filesystem, PullError> {

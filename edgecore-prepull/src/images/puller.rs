@@ -81,6 +81,20 @@ pub trait Puller: Send + Sync + 'static {
     /// Looks up the image that the runtime has under the reference, without asking a registry.
     fn look_up(&self, reference: &str) -> impl Future<Output = Result<Option<Present>, PullError>> + Send;
 
+    /// Reads a file of an image that is on the node.
+    ///
+    /// # Errors
+    /// The image isn't there, its files aren't in directories of containerd's, or it has no regular file of at most `most`
+    /// bytes at the path.
+    fn read_file(
+        &self,
+        _reference: &str,
+        _path: &str,
+        _most: u64,
+    ) -> impl Future<Output = Result<Vec<u8>, String>> + Send {
+        async { Err("the agent reads no files of this runtime's images".to_owned()) }
+    }
+
     /// Reads the free space of the file system with the runtime's images.
     fn read_filesystem(&self) -> impl Future<Output = Result<Filesystem, PullError>> + Send;
 

@@ -18,6 +18,7 @@ mod pinning;
 mod progress;
 #[cfg(test)]
 mod tests;
+mod upgrading;
 mod wanted;
 mod window;
 
@@ -56,6 +57,7 @@ use crate::machine::{read_load, read_memory};
 use crate::metrics::Metrics;
 use crate::tasks::agent::{Execution, TaskEnd};
 use crate::tasks::checks::{self, Readings};
+use crate::upgrade::Upgrades;
 pub use control::TaskControl;
 pub use progress::TaskUpdate;
 
@@ -71,6 +73,8 @@ pub struct Executor<P> {
     pace: ProgressPace,
     /// Explains why the kubelet will ask the registry; absent in pulls by hand.
     kubelet: Option<KubeletRecords>,
+    /// Upgrades this program; absent in pulls by hand.
+    upgrades: Option<Arc<Upgrades>>,
 }
 
 impl<P: Puller> Executor<P> {
@@ -81,6 +85,7 @@ impl<P: Puller> Executor<P> {
             limits,
             pace: ProgressPace::default(),
             kubelet: None,
+            upgrades: None,
         }
     }
 
@@ -95,6 +100,13 @@ impl<P: Puller> Executor<P> {
     #[must_use]
     pub(crate) fn with_kubelet_records(mut self, records: KubeletRecords) -> Self {
         self.kubelet = Some(records);
+        self
+    }
+
+    /// Upgrades this program if a task asks for that.
+    #[must_use]
+    pub(crate) fn with_upgrades(mut self, upgrades: Arc<Upgrades>) -> Self {
+        self.upgrades = Some(upgrades);
         self
     }
 
@@ -173,16 +185,16 @@ impl<P: Puller> Executor<P> {
                     let control = control.clone();
                     remove_images(&self.images, &execution, &removals, control, &updates).await;
                 } else {
-                    let task_permits = self.images.task_permits();
                     let context = TaskContext {
                         task,
                         board: &board,
                         control: control.clone(),
-                        task_permits,
+                        task_permits: self.images.task_permits(),
+                        verification: None,
                         bucket: &bucket,
                         site: &site,
                     };
-                    self.pull_images(&execution, &context, &updates).await;
+                    self.pull_images(&execution, context, &updates).await;
                 }
             };
             tokio::select! {
@@ -211,9 +223,13 @@ impl<P: Puller> Executor<P> {
     async fn pull_images(
         &self,
         execution: &Execution,
-        context: &TaskContext<'_>,
+        context: TaskContext<'_>,
         updates: &mpsc::Sender<TaskUpdate>,
     ) {
+        if let Some(upgrade) = execution.task.upgrade {
+            return self.upgrade(upgrade, execution, context, updates).await;
+        }
+        let context = &context;
         let pulls = open_images(execution).map(|(index, image)| async move {
             let mut result = self.images.pull(context, index, image).await;
             // The board already has the result, so a deadline during this look doesn't cost us the image.

@@ -40,6 +40,7 @@ use crate::tasks::agent::{
     Agent, AgentEffect, AgentEvent, BootTime, Execution, NodeClock, Now, TaskEnd, TaskRecord,
 };
 use crate::tasks::executor::{Executor, TaskControl, TaskUpdate};
+use crate::upgrade::Upgrades;
 
 /// Capacity for updates of all tasks to the loop, which handles one in microseconds. If it falls behind, progress is
 /// dropped, and results of images wait.
@@ -65,6 +66,8 @@ pub(crate) struct NodeConfig {
     pub(crate) hub: Arc<Hub>,
     /// Root directory of the kubelet, with its records of pulls.
     pub(crate) kubelet_dir: PathBuf,
+    /// Upgrades of this program that tasks ask for.
+    pub(crate) upgrades: Arc<Upgrades>,
 }
 
 /// A node with its agent, its executors and its ledger.
@@ -100,11 +103,13 @@ impl<P: Puller> Node<P> {
         config: NodeConfig,
         metrics: Arc<Metrics>,
     ) -> Self {
-        let NodeConfig { max_tasks, parallel_pulls, limits, clock, providers, hub, kubelet_dir } = config;
+        let NodeConfig { max_tasks, parallel_pulls, limits, clock, providers, hub, kubelet_dir, upgrades } =
+            config;
         let executor = Executor::new(puller.clone(), parallel_pulls, limits)
             .with_credential_providers(providers)
             .with_kubelet_records(KubeletRecords::below(&kubelet_dir))
             .counted_in(metrics.clone())
+            .with_upgrades(upgrades)
             .with_clock(hub.clock().clone());
         let mut node = Self {
             agent: Agent::new(max_tasks).with_clock(clock),

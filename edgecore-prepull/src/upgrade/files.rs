@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use prepull_registry::digest::sha256;
 
+use super::of_task::TaskTrial;
 use super::record::{Program, Record};
 use crate::cloud::identity::replace_file;
 
@@ -15,15 +16,18 @@ use crate::cloud::identity::replace_file;
 pub(crate) const MOST_BYTES: u64 = 128 << 20;
 
 /// The directory `upgrade` of the state directory.
+#[derive(Debug)]
 pub(crate) struct Files {
     record: PathBuf,
+    /// The task that has put a program on trial last.
+    pub(super) task: PathBuf,
     programs: PathBuf,
 }
 
 impl Files {
     pub(crate) fn of(state_dir: &Path) -> Self {
         let dir = state_dir.join("upgrade");
-        Self { record: dir.join("record.json"), programs: dir.join("programs") }
+        Self { record: dir.join("record.json"), task: dir.join("task.json"), programs: dir.join("programs") }
     }
 
     /// The record; without one, the installed program runs.
@@ -50,6 +54,13 @@ impl Files {
             }
         }
         Ok(())
+    }
+
+    /// Writes the task of a trial, so that it survives a power cut.
+    pub(super) fn write_task(&self, trial: &TaskTrial) -> anyhow::Result<()> {
+        let text = serde_json::to_vec(trial)?;
+        replace_file(&self.task, &text, 0o600)
+            .with_context(|| format!("cannot write {}", self.task.display()))
     }
 
     /// Stores a program, so that it survives a power cut. Returns its digest and its path.

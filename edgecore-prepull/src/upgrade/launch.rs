@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
 use std::time::Duration;
 
@@ -20,8 +20,14 @@ use super::{Files, VERSION};
 use crate::config::Listen;
 use crate::health;
 
-/// Set for a launched program, which launches no other one.
-const LAUNCHED: &str = "PREPULL_LAUNCHED_BY";
+/// Set for a launched program, which launches no other one: the version of the installed program.
+pub(super) const LAUNCHED: &str = "PREPULL_LAUNCHED_BY";
+/// Set with it: the path of the installed program.
+const INSTALLED: &str = "PREPULL_INSTALLED";
+/// Set for a program that the installed one watches.
+const WATCHED: &str = "PREPULL_WATCHED";
+/// A watched program ends with this where another one is to be tried. With an older launcher, the unit starts it again.
+const RELAUNCH: u8 = 75;
 /// How often we ask a program on trial whether it's connected.
 const ASK: Duration = Duration::from_secs(1);
 /// The wait before a program that ended early is started again.
@@ -82,6 +88,7 @@ async fn launch_other(files: &Files, listen: Listen) -> anyhow::Result<Option<Ex
             Start::Trial(program, within) => {
                 info!(version = program.version, image = program.image, within, "an upgrade is tried");
                 match watch(files, &program, Duration::from_secs(within), listen).await? {
+                    Watched::Ended(status) if status.code() == Some(RELAUNCH.into()) => {}
                     Watched::Ended(status) => return Ok(Some(status)),
                     Watched::EndedEarly(reason) if record.has_starts_left() => {
                         warn!(version = program.version, reason, "the upgraded program ended early");
@@ -102,13 +109,35 @@ async fn launch_other(files: &Files, listen: Listen) -> anyhow::Result<Option<Ex
 /// Replaces this process.
 fn become_program(files: &Files, program: &Program) -> anyhow::Result<Infallible> {
     let path = files.check(program)?;
-    Err(anyhow!(command(&path).exec()).context(format!("cannot run {}", path.display())))
+    Err(anyhow!(command(&path)?.exec()).context(format!("cannot run {}", path.display())))
 }
 
-fn command(path: &Path) -> Command {
+fn command(path: &Path) -> anyhow::Result<Command> {
     let mut command = Command::new(path);
-    command.args(std::env::args_os().skip(1)).env(LAUNCHED, VERSION);
-    command
+    command.args(std::env::args_os().skip(1)).env(LAUNCHED, VERSION).env(INSTALLED, installed_program()?);
+    Ok(command)
+}
+
+/// The path of the installed program.
+pub(super) fn installed_program() -> anyhow::Result<PathBuf> {
+    if let Some(path) = std::env::var_os(INSTALLED) {
+        return Ok(path.into());
+    }
+    let path = std::env::current_exe().context("cannot find the running program")?;
+    // As Linux names a file that was replaced.
+    let name = path.to_string_lossy();
+    Ok(name.strip_suffix(" (deleted)").map_or_else(|| path.clone(), PathBuf::from))
+}
+
+/// Ends this program in favour of the installed one, which launches what is on trial now. Only fails to return.
+pub(crate) fn relaunch() -> anyhow::Result<ExitCode> {
+    if std::env::var_os(WATCHED).is_some() {
+        return Ok(ExitCode::from(RELAUNCH));
+    }
+    let path = installed_program()?;
+    let mut command = Command::new(&path);
+    command.args(std::env::args_os().skip(1)).env_remove(LAUNCHED).env_remove(INSTALLED);
+    Err(anyhow!(command.exec()).context(format!("cannot run {}", path.display())))
 }
 
 /// How a trial ended.
@@ -133,8 +162,12 @@ async fn watch(
         ));
     };
     let spawned = files.check(program).and_then(|path| {
-        let mut command = tokio::process::Command::from(command(&path));
-        command.kill_on_drop(true).spawn().with_context(|| format!("cannot run {}", path.display()))
+        let mut command = tokio::process::Command::from(command(&path)?);
+        command
+            .env(WATCHED, "1")
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("cannot run {}", path.display()))
     });
     let mut child = match spawned {
         Ok(child) => child,

@@ -12,6 +12,7 @@ use super::defaults::{remove_all_defaults, remove_empty_defaults, replace_unsign
 use super::download::{DownloadSpec, VerifySpec, WindowSpec};
 use super::remove::RemoveSpec;
 use super::status::ImagePrePullJobStatus;
+use super::upgrade::UpgradeSpec;
 
 /// Pulls images onto edge nodes ahead of the applications that need them.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -139,7 +140,8 @@ pub struct RolloutStrategy {
 #[x_kube(
     validation = Rule::new("has(self.nodeNames) && size(self.nodeNames) > 0 ? !has(self.labelSelector) : has(self.labelSelector)").message("set exactly one of nodeNames and labelSelector"),
     validation = Rule::new("has(self.remove) || (has(self.images) && size(self.images) > 0) || (has(self.imageSources) && size(self.imageSources) > 0)").message("images and imageSources are both empty: name at least one image, or set remove"),
-    validation = Rule::new("!has(self.remove) || !((has(self.images) && size(self.images) > 0) || (has(self.imageSources) && size(self.imageSources) > 0))").message("remove excludes images and imageSources: make a job of each")
+    validation = Rule::new("!has(self.remove) || !((has(self.images) && size(self.images) > 0) || (has(self.imageSources) && size(self.imageSources) > 0))").message("remove excludes images and imageSources: make a job of each"),
+    validation = Rule::new("!has(self.upgrade) || !has(self.remove)").message("upgrade excludes remove: make a job of each")
 )]
 pub struct ImagePrePullTemplate {
     /// Images by reference, such as nginx:1.25 or registry.example/team/app@sha256:…. The registry docker.io,
@@ -155,6 +157,9 @@ pub struct ImagePrePullTemplate {
     /// What to remove. Excludes images and imageSources, and all that is about pulling. Needs agents of this release.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remove: Option<RemoveSpec>,
+    /// Upgrades the agents to the version in the image of the job, which is the only one. Needs agents of this release.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upgrade: Option<UpgradeSpec>,
     /// Secrets by registry. An image without a secret of its own uses the most specific entry that matches. What is
     /// matched is the reference after the overriders.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -313,6 +318,7 @@ impl Default for ImagePrePullTemplate {
             images: Vec::new(),
             image_sources: Vec::new(),
             remove: None,
+            upgrade: None,
             registry_secrets: Vec::new(),
             image_secrets: None,
             node_names: Vec::new(),

@@ -108,6 +108,7 @@ fn a_result_always_fits_into_a_message() {
 fn edge_messages_keep_their_bytes() {
     assert_frame(
         &EdgeMessage::Hello(Box::new(Hello {
+            upgrades: true,
             removes: true,
             version: "0.1.0".to_owned(),
             os: "linux".to_owned(),
@@ -387,6 +388,7 @@ fn an_assignment_keeps_its_bytes() {
     assert_frame(
         &CloudMessage::Assign(Assign {
             task: Task {
+                upgrade: None,
                 removal: None,
                 id: task_id(),
                 title: "imageprepulljob/nginx".to_owned(),
@@ -426,8 +428,14 @@ fn an_assignment_keeps_its_bytes() {
 
 #[test]
 fn download_terms_are_optional_and_stable() {
-    let task =
-        Task { removal: None, id: task_id(), title: String::new(), checks: Vec::new(), images: Vec::new() };
+    let task = Task {
+        upgrade: None,
+        removal: None,
+        id: task_id(),
+        title: String::new(),
+        checks: Vec::new(),
+        images: Vec::new(),
+    };
     let assign = |download| {
         CloudMessage::Assign(Assign {
             task: task.clone(),

@@ -11,7 +11,7 @@ use prepull_api::crd::status::{ImageStatus, SkippedNode};
 use prepull_api::credentials::RegistryPattern;
 use prepull_api::image::{NormalizedReference, Reference};
 use prepull_api::overriders::{OverrideError, SecretRef};
-use prepull_api::task::{NodeName, PullPolicy, Removal};
+use prepull_api::task::{NodeName, PullPolicy, Removal, Upgrade};
 
 use crate::prepull::validate::{
     JobImage, NodeSelection, OverriderGroup, Refusal, ValidatedJob, image_rule_field, secret_rule_field,
@@ -73,6 +73,8 @@ pub struct NodePlan {
     pub images: Vec<PlannedImage>,
     /// What the node removes, if it doesn't pull.
     pub removal: Option<Arc<Removal>>,
+    /// What it does with the program in the only image.
+    pub upgrade: Option<Upgrade>,
 }
 
 /// One image on one node.
@@ -228,7 +230,11 @@ fn matching_groups(job: &ValidatedJob, node: &NodeView) -> Vec<usize> {
 
 fn node_plan(job: &ValidatedJob, groups: &[usize]) -> Result<NodePlan, Refusal> {
     let images = job.images.iter().map(|image| planned_image(job, image, groups));
-    Ok(NodePlan { images: images.collect::<Result<_, _>>()?, removal: job.removal.clone() })
+    Ok(NodePlan {
+        images: images.collect::<Result<_, _>>()?,
+        removal: job.removal.clone(),
+        upgrade: job.upgrade,
+    })
 }
 
 fn planned_image(job: &ValidatedJob, image: &JobImage, groups: &[usize]) -> Result<PlannedImage, Refusal> {

@@ -15,7 +15,7 @@ use prepull_api::credentials::RegistryPattern;
 use prepull_api::image::{NormalizedReference, Reference};
 use prepull_api::overriders::{ImageRule, OverrideError, SecretRef, SecretRule};
 use prepull_api::selector::Selector;
-use prepull_api::task::{CheckItem, JobUid, NodeName, PullPolicy, Removal};
+use prepull_api::task::{CheckItem, JobUid, NodeName, PullPolicy, Removal, Upgrade};
 use prepull_api::wire::MAX_IMAGES;
 
 mod download;
@@ -24,6 +24,7 @@ mod removal;
 mod step;
 #[cfg(test)]
 mod tests;
+mod upgrade;
 
 pub use download::{DownloadPolicy, VerifyPolicy};
 pub use ratio::{Ratio, RatioError};
@@ -63,6 +64,8 @@ pub struct ValidatedJob {
     pub images: Vec<JobImage>,
     /// What the job removes, if it doesn't pull.
     pub removal: Option<Arc<Removal>>,
+    /// What the agents do with the program in the only image, if the job upgrades them.
+    pub upgrade: Option<Upgrade>,
     /// The nodes that the job asks for.
     pub nodes: NodeSelection,
     /// In the job's order.
@@ -170,6 +173,8 @@ pub fn validate(job: &ImagePrePullJob) -> Result<ValidatedJob, Refusal> {
         image_sources: _,
         // See `removal`.
         remove: _,
+        // See `upgrade`.
+        upgrade: _,
         registry_secrets,
         image_secrets,
         node_names: _,
@@ -183,6 +188,11 @@ pub fn validate(job: &ImagePrePullJob) -> Result<ValidatedJob, Refusal> {
     } = &job.spec.image_pre_pull_template;
     let template = &job.spec.image_pre_pull_template;
     let removal = removal::removal(&job.spec)?.map(Arc::new);
+    let timeout = match bounded("timeoutSeconds", *timeout_seconds, MAX_TIMEOUT_SECONDS)? {
+        0 => DEFAULT_TIMEOUT,
+        seconds => Duration::from_secs(seconds.into()),
+    };
+    let upgrade = upgrade::upgrade(&job.spec, timeout)?;
     Ok(ValidatedJob {
         uid: JobUid(job.metadata.uid.clone().unwrap_or_default()),
         name: job.metadata.name.clone().unwrap_or_default(),
@@ -203,12 +213,10 @@ pub fn validate(job: &ImagePrePullJob) -> Result<ValidatedJob, Refusal> {
         tolerance: Ratio::parse(failure_tolerate)
             .map_err(|e| Refusal::new(format!("{TEMPLATE}.failureTolerate"), e))?,
         concurrency: concurrency_of(*concurrency)?,
-        timeout: match bounded("timeoutSeconds", *timeout_seconds, MAX_TIMEOUT_SECONDS)? {
-            0 => DEFAULT_TIMEOUT,
-            seconds => Duration::from_secs(seconds.into()),
-        },
+        timeout,
         retries: bounded("retryTimes", *retry_times, MAX_RETRIES)?,
         removal,
+        upgrade,
         policy: run_policy(&job.spec)?,
         download: download::download_policy(&job.spec)?,
     })

@@ -156,6 +156,7 @@ async fn shared_questions_and_layers_count_once() {
 fn a_site_downloads_each_layer_once() {
     let (amd64, arm64) = (platform("amd64"), platform("arm64"));
     let plan = |images: &[&str]| NodePlan {
+        upgrade: None,
         removal: None,
         images: images.iter().map(|image| planned(image, PullPolicy::IfNotPresent)).collect(),
     };

@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 
 use parking_lot::Mutex;
-use prepull_api::wire::{MAX_MESSAGE, MAX_OPEN_TASKS};
+use prepull_api::task::Task;
+use prepull_api::wire::{Hello, MAX_MESSAGE, MAX_OPEN_TASKS};
 use prepull_engine::shared::session::SessionId;
 use prepull_tunnel::{CloseCode, Utf8Bytes};
 use tokio::sync::Notify;
@@ -50,8 +51,8 @@ pub(super) struct Outbox {
     pub(super) trust: SessionTrust,
     /// The key of the certificate that the session began with.
     pub(super) key: KeyHash,
-    /// Whether the node's agent can remove images.
-    pub(super) removes: bool,
+    /// The kinds of tasks that the node's agent knows.
+    pub(super) knows: Knowledge,
     queue: Mutex<Queue>,
     wake: Notify,
 }
@@ -65,9 +66,32 @@ struct Queue {
     at_once: bool,
 }
 
+/// The kinds of tasks that an agent knows beside pulls.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Knowledge {
+    pub(super) removals: bool,
+    pub(super) upgrades: bool,
+}
+
+impl Knowledge {
+    /// As the agent says it.
+    pub(super) fn of(hello: &Hello) -> Self {
+        Self { removals: hello.removes, upgrades: hello.upgrades }
+    }
+
+    /// What the task asks for and the agent doesn't know.
+    pub(super) fn lack(self, task: &Task) -> Option<&'static str> {
+        match task {
+            Task { removal: Some(_), .. } if !self.removals => Some("remove images"),
+            Task { upgrade: Some(_), .. } if !self.upgrades => Some("be upgraded by a job"),
+            _ => None,
+        }
+    }
+}
+
 impl Outbox {
-    pub(super) fn new(id: SessionId, trust: SessionTrust, key: KeyHash, removes: bool) -> Self {
-        Self { id, trust, key, removes, queue: Mutex::default(), wake: Notify::new() }
+    pub(super) fn new(id: SessionId, trust: SessionTrust, key: KeyHash, knows: Knowledge) -> Self {
+        Self { id, trust, key, knows, queue: Mutex::default(), wake: Notify::new() }
     }
 
     /// Queues a message. A queue without room closes the session instead.

@@ -12,7 +12,7 @@ use prepull_engine::shared::session::SessionId;
 use prepull_tunnel::{CloseCode, Utf8Bytes};
 use tokio::time::Instant;
 
-use super::outbox::{Close, Outbox, PushError};
+use super::outbox::{Close, Knowledge, Outbox, PushError};
 use super::trust::SessionTrust;
 use crate::edges::directory::Directory;
 use crate::edges::log_rate::NodeLogRate;
@@ -34,9 +34,9 @@ pub enum SendError {
     /// The message is larger than any session accepts. The session goes on.
     #[error("the message is too large: {0} bytes")]
     TooLarge(usize),
-    /// The node's agent doesn't know the task.
-    #[error("its edgecore-prepull is too old to remove images: upgrade it, and raise spec.retry")]
-    TooOld,
+    /// The node's agent doesn't know the task, which is to do this.
+    #[error("its edgecore-prepull is too old to {0}: upgrade it on the node, and raise spec.retry")]
+    TooOld(&'static str),
     /// The node does not read: its queue is full, and its session is being closed.
     #[error("the node reads too slowly")]
     Full,
@@ -69,10 +69,10 @@ impl Sessions {
         let Some(outbox) = self.shared.table.lock().get(node).cloned() else {
             return Err(SendError::Offline);
         };
-        if matches!(&message, CloudMessage::Assign(assign) if assign.task.removal.is_some())
-            && !outbox.removes
+        if let CloudMessage::Assign(assign) = &message
+            && let Some(lack) = outbox.knows.lack(&assign.task)
         {
-            return Err(SendError::TooOld);
+            return Err(SendError::TooOld(lack));
         }
         let text = match encode(&message) {
             Ok(text) => Utf8Bytes::from(text),
@@ -158,18 +158,17 @@ impl Sessions {
     }
 
     /// Makes a new session the node's only one, and closes the one that it replaces.
-    /// `removes`: see [`prepull_api::wire::Hello::removes`].
     pub(super) fn register(
         &self,
         node: NodeName,
         trust: SessionTrust,
         key: KeyHash,
-        removes: bool,
+        knows: Knowledge,
     ) -> Arc<Outbox> {
         let mut table = self.shared.table.lock();
         // Relaxed: the table's lock orders the sessions of a node.
         let id = SessionId(self.shared.last_id.fetch_add(1, Ordering::Relaxed) + 1);
-        let outbox = Arc::new(Outbox::new(id, trust, key, removes));
+        let outbox = Arc::new(Outbox::new(id, trust, key, knows));
         let replaced = table.insert(node, Arc::clone(&outbox));
         drop(table);
         if let Some(replaced) = replaced {
@@ -198,7 +197,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use futures::FutureExt;
     use prepull_api::download::DownloadTerms;
-    use prepull_api::task::{JobUid, Removal, Task, TaskId};
+    use prepull_api::task::{JobUid, Removal, Task, TaskId, Upgrade};
     use prepull_api::wire::Assign;
 
     use super::*;
@@ -210,6 +209,7 @@ mod tests {
     }
 
     const KEY: KeyHash = KeyHash::new([0; 32]);
+    const ALL: Knowledge = Knowledge { removals: true, upgrades: true };
 
     fn node() -> NodeName {
         "edge-1".into()
@@ -223,18 +223,23 @@ mod tests {
     }
 
     #[test]
-    fn a_removal_never_reaches_an_agent_too_old_for_it() {
+    fn a_task_reaches_only_an_agent_that_knows_it() {
         let sessions = Sessions::default();
-        let assign = |removal| {
+        let assign = |removal: Option<Box<Removal>>, upgrade| {
             let id = TaskId { job: JobUid("uid".into()), attempt: 1 };
-            let task = Task { id, title: String::new(), checks: Vec::new(), images: Vec::new(), removal };
+            let (title, checks, images) = (String::new(), Vec::new(), Vec::new());
+            let task = Task { id, title, checks, images, removal, upgrade };
             let (remaining, download) = (Duration::from_secs(1), DownloadTerms::default());
             CloudMessage::Assign(Assign { task, remaining, keys: Vec::new(), download })
         };
-        for (removes, outcome) in [(false, Some(SendError::TooOld)), (true, None)] {
-            let _outbox = sessions.register(node(), SessionTrust::default(), KEY, removes);
-            assert_eq!(sessions.send(&node(), assign(Some(Box::<Removal>::default()))).err(), outcome);
-            assert!(sessions.send(&node(), assign(None)).is_ok());
+        let upgrade = Upgrade { within: Duration::from_secs(60), packaged: false };
+        for (removals, upgrades) in [(false, false), (true, false), (false, true)] {
+            let knows = Knowledge { removals, upgrades };
+            let _outbox = sessions.register(node(), SessionTrust::default(), KEY, knows);
+            assert!(sessions.send(&node(), assign(None, None)).is_ok());
+            let removes = sessions.send(&node(), assign(Some(Box::default()), None));
+            assert_eq!(removes.is_ok(), removals);
+            assert_eq!(sessions.send(&node(), assign(None, Some(upgrade))).is_ok(), upgrades);
         }
     }
 
@@ -242,7 +247,7 @@ mod tests {
     fn messages_are_sent_in_order() {
         let sessions = Sessions::default();
         assert_eq!(sessions.send(&node(), cancel("0")), Err(SendError::Offline));
-        let outbox = sessions.register(node(), SessionTrust::default(), KEY, true);
+        let outbox = sessions.register(node(), SessionTrust::default(), KEY, ALL);
         sessions.send(&node(), cancel("1")).unwrap();
         sessions.send(&node(), cancel("2")).unwrap();
         let expected = |reason| Some(Outgoing::Message(encode(&cancel(reason)).unwrap().into()));
@@ -255,7 +260,7 @@ mod tests {
     fn a_full_queue_closes_the_session() {
         for (reason, fits) in [("x".to_owned(), MAX_QUEUED), ("x".repeat(1024 * 1000), 4)] {
             let sessions = Sessions::default();
-            let outbox = sessions.register(node(), SessionTrust::default(), KEY, true);
+            let outbox = sessions.register(node(), SessionTrust::default(), KEY, ALL);
             for _ in 0..fits {
                 sessions.send(&node(), cancel(&reason)).unwrap();
             }
@@ -269,7 +274,7 @@ mod tests {
     #[test]
     fn sent_bytes_make_room_in_the_queue() {
         let sessions = Sessions::default();
-        let outbox = sessions.register(node(), SessionTrust::default(), KEY, true);
+        let outbox = sessions.register(node(), SessionTrust::default(), KEY, ALL);
         for _ in 0..20 {
             sessions.send(&node(), cancel(&"x".repeat(1024 * 1000))).unwrap();
             assert!(matches!(outbox.next(true).now_or_never(), Some(Outgoing::Message(_))));
@@ -279,8 +284,8 @@ mod tests {
     #[test]
     fn a_second_session_replaces_the_first() {
         let sessions = Sessions::default();
-        let first = sessions.register(node(), SessionTrust::default(), KEY, true);
-        let second = sessions.register(node(), SessionTrust::default(), KEY, true);
+        let first = sessions.register(node(), SessionTrust::default(), KEY, ALL);
+        let second = sessions.register(node(), SessionTrust::default(), KEY, ALL);
         assert!(second.id > first.id);
         assert_eq!(closed(&first).as_deref(), Some("replaced by a newer session of this node"));
         sessions.remove(&node(), first.id);
@@ -292,8 +297,8 @@ mod tests {
     #[test]
     fn disconnects_only_the_current_session() {
         let sessions = Sessions::default();
-        let first = sessions.register(node(), SessionTrust::default(), KEY, true);
-        let second = sessions.register(node(), SessionTrust::default(), KEY, true);
+        let first = sessions.register(node(), SessionTrust::default(), KEY, ALL);
+        let second = sessions.register(node(), SessionTrust::default(), KEY, ALL);
         sessions.disconnect(&node(), first.id, "revoked");
         assert_eq!(sessions.all(), [(node(), second.id, KEY)]);
         sessions.send(&node(), cancel("secret")).unwrap();
@@ -306,7 +311,7 @@ mod tests {
     fn a_drain_spreads_the_return_times() {
         let sessions = Sessions::default();
         let outboxes = ["a", "b", "c", "d"]
-            .map(|name| sessions.register(name.into(), SessionTrust::default(), KEY, true));
+            .map(|name| sessions.register(name.into(), SessionTrust::default(), KEY, ALL));
         sessions.goaway_all("restart");
         assert!(sessions.is_empty());
         let mut delays = Vec::new();
@@ -326,7 +331,7 @@ mod tests {
     #[test]
     fn an_immediate_close_waits_for_no_write() {
         let sessions = Sessions::default();
-        let outbox = sessions.register(node(), SessionTrust::default(), KEY, true);
+        let outbox = sessions.register(node(), SessionTrust::default(), KEY, ALL);
         sessions.send(&node(), cancel("x")).unwrap();
         assert_eq!(outbox.next(false).now_or_never(), None);
         sessions.goaway_all("restart");
@@ -338,7 +343,7 @@ mod tests {
     #[test]
     fn an_immediate_close_drops_the_queued_messages() {
         let sessions = Sessions::default();
-        let outbox = sessions.register(node(), SessionTrust::default(), KEY, true);
+        let outbox = sessions.register(node(), SessionTrust::default(), KEY, ALL);
         sessions.send(&node(), cancel("x")).unwrap();
         outbox.close(Close::new(CloseCode::Policy, "node deleted"));
         assert_eq!(closed(&outbox).as_deref(), Some("node deleted"));

@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::frame::decode_from_edge;
 use super::inbound::InboundLimit;
-use super::outbox::{Outbox, Outgoing};
+use super::outbox::{Knowledge, Outbox, Outgoing};
 use super::overload::{Overload, OverloadReason};
 use super::trust::SessionTrust;
 use super::{Sessions, Settings};
@@ -55,8 +55,12 @@ where
     let (end, announced) = match greeting.await {
         Ok(Ok(hello)) => {
             let trust = SessionTrust::new(context.issuer, context.peer.form, &hello);
-            let outbox =
-                context.sessions.register(context.peer.node.clone(), trust, context.peer.key, hello.removes);
+            let outbox = context.sessions.register(
+                context.peer.node.clone(),
+                trust,
+                context.peer.key,
+                Knowledge::of(&hello),
+            );
             let id = outbox.id;
             // Check again: a revocation since the handshake couldn't find this session to end it.
             if let Err(refusal) = context.roster.check(&context.peer.node, context.peer.key) {

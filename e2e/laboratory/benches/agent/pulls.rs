@@ -72,6 +72,7 @@ pub(crate) async fn through_agent(
         sandbox: None,
     };
     let task = Task {
+        upgrade: None,
         removal: None,
         id: TaskId { job: JobUid("bench".to_owned()), attempt: 1 },
         title: "bench".to_owned(),

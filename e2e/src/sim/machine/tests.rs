@@ -68,6 +68,7 @@ fn work(begun: Instant, attempt: u32, images: usize) -> Execution {
         sandbox: None,
     };
     let task = Task {
+        upgrade: None,
         removal: None,
         id: TaskId { job: JobUid("job".to_owned()), attempt },
         title: "job".to_owned(),

@@ -14,9 +14,10 @@ use crate::tasks::NOT_KNOWN;
 use crate::tasks::removal::RemovalRecord;
 
 /// Format of [`TaskRecord`]. Increase it with each change that an older agent would misread.
-pub(crate) const RECORD_FORMAT: u32 = 2;
-/// Format of a record without a removal: older agents can read it.
+pub(crate) const RECORD_FORMAT: u32 = 3;
+/// Formats of records that older agents can read: of pulls, and of removals.
 const FORMAT_OF_PULLS: u32 = 1;
+const FORMAT_OF_REMOVALS: u32 = 2;
 
 /// One task in the ledger. No field can hold a credential: after a restart the cloud sends the keys again.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -58,8 +59,12 @@ impl TaskRecord {
     pub(crate) fn new(task: Task, remaining: Duration, now: Now) -> Self {
         let images = vec![None; task.images.len()];
         Self {
-            // An agent without removals would take the task for one without images.
-            format: if task.removal.is_some() { RECORD_FORMAT } else { FORMAT_OF_PULLS },
+            // An agent without removals would take the task for one without images, and one without upgrades would only pull.
+            format: match &task {
+                Task { upgrade: Some(_), .. } => RECORD_FORMAT,
+                Task { removal: Some(_), .. } => FORMAT_OF_REMOVALS,
+                Task { .. } => FORMAT_OF_PULLS,
+            },
             task,
             accepted: now.wall(),
             deadline_set: now.wall(),

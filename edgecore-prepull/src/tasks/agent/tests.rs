@@ -24,6 +24,7 @@ pub(super) fn task(job: &str, attempt: u32, images: usize) -> Task {
     };
     let id = TaskId { job: JobUid(job.to_owned()), attempt };
     Task {
+        upgrade: None,
         removal: None,
         id,
         title: job.to_owned(),

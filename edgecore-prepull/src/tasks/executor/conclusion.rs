@@ -31,6 +31,7 @@ pub(super) fn conclude(
     let with_missing = |text: &str, images: &[ImageResult]| {
         let missing = images.iter().filter(|image| !image.outcome.is_on_node()).count();
         let mut reason = match (&execution.task.removal, &removal) {
+            _ if execution.task.upgrade.is_some() => format!("{text} before the upgrade had ended"),
             (None, _) => format!("{text}; {missing} of {} images are missing", images.len()),
             (Some(_), None) => format!("{text} before the images to remove were chosen"),
             (Some(_), Some(removal)) => format!("{text}; {} images were removed", removal.removed),

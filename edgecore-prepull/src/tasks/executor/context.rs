@@ -1,5 +1,6 @@
 //! The context that the images of one task share.
 
+use prepull_api::download::Verification;
 use prepull_api::task::TaskId;
 use tokio::sync::{Semaphore, watch};
 
@@ -15,6 +16,8 @@ pub(super) struct TaskContext<'a> {
     /// As many permits as the node has. Without them, the images of a long task would queue for the node's permits all
     /// at the same time and starve a short task.
     pub(super) task_permits: Semaphore,
+    /// The signature that the node itself demands, in place of that of the job.
+    pub(super) verification: Option<Verification>,
     /// The cap of the task.
     pub(super) bucket: &'a Bucket,
     /// The cap of its site.

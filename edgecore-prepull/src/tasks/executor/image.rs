@@ -245,8 +245,9 @@ impl<P: Puller> ImagePulls<P> {
             }
             PullPolicy::Always | PullPolicy::Other => {
                 // The previous pull may not have checked its signature.
-                let recent =
-                    recent.as_ref().filter(|_| context.control.borrow().terms.download.verify.is_none());
+                let needs_none = context.verification.is_none()
+                    && context.control.borrow().terms.download.verify.is_none();
+                let recent = recent.as_ref().filter(|_| needs_none);
                 if let Some(pulled) = recent.and_then(|recent| recent.if_pulled_with(&key)) {
                     let Pulled { digest, id, .. } = pulled.clone();
                     return Ok(Some(already_present(Present { digest, id })));
@@ -269,7 +270,7 @@ impl<P: Puller> ImagePulls<P> {
         };
         let terms = PullTerms {
             bucket: Some(context.bucket),
-            verification: download.verify.as_ref(),
+            verification: context.verification.as_ref().or(download.verify.as_ref()),
             shared_for: download.share.then_some(context.task),
             site: Some(context.site),
             site_limited: download.site_limited,
@@ -343,7 +344,7 @@ async fn acquire(permits: &Semaphore) -> Option<SemaphorePermit<'_>> {
     permits.acquire().await.ok()
 }
 
-fn failed(error: &PullError) -> ImageResult {
+pub(super) fn failed(error: &PullError) -> ImageResult {
     ImageResult {
         reason: truncate_reason(&error.message),
         code: Some(error.code),
@@ -362,7 +363,7 @@ fn unknown_policy() -> PullError {
     PullError::new(ErrorClass::Permanent, message).with_code(FailureCode::Internal)
 }
 
-fn already_present(present: Present) -> ImageResult {
+pub(super) fn already_present(present: Present) -> ImageResult {
     let Present { digest, id } = present;
     on_node(ImageOutcome::Present, digest, id, None)
 }

@@ -48,7 +48,14 @@ fn execution(images: Vec<ImageTask>) -> Execution {
             download: Arc::default(),
             windows: None,
         },
-        task: Task { removal: None, id, title: "job".to_owned(), checks: vec![CheckItem::Disk], images },
+        task: Task {
+            upgrade: None,
+            removal: None,
+            id,
+            title: "job".to_owned(),
+            checks: vec![CheckItem::Disk],
+            images,
+        },
     }
 }
 

@@ -41,8 +41,14 @@ impl Store for MemoryStore {
 
 /// The record of a task without images.
 pub(crate) fn record(id: &TaskId) -> TaskRecord {
-    let task =
-        Task { removal: None, id: id.clone(), title: "t".to_owned(), checks: Vec::new(), images: Vec::new() };
+    let task = Task {
+        upgrade: None,
+        removal: None,
+        id: id.clone(),
+        title: "t".to_owned(),
+        checks: Vec::new(),
+        images: Vec::new(),
+    };
     let now = Now { monotonic: Instant::now(), wall: SystemTime::now(), boot: None };
     TaskRecord::new(task, Duration::from_secs(300), now)
 }

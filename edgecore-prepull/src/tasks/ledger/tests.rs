@@ -19,7 +19,14 @@ fn record(job: &str, attempt: u32) -> TaskRecord {
         sandbox: None,
     };
     let id = TaskId { job: JobUid(job.to_owned()), attempt };
-    let task = Task { removal: None, id, title: "t".to_owned(), checks: Vec::new(), images: vec![image] };
+    let task = Task {
+        upgrade: None,
+        removal: None,
+        id,
+        title: "t".to_owned(),
+        checks: Vec::new(),
+        images: vec![image],
+    };
     let wall = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
     TaskRecord::new(task, Duration::from_secs(300), Now { monotonic: Instant::now(), wall, boot: None })
 }

@@ -45,6 +45,7 @@ pub(super) async fn describe_node(
         // The tunnel knows the addresses.
         peer: Some(PeerDoor { addresses: Vec::new(), streams: streams.unwrap_or(false) }),
         removes: true,
+        upgrades: true,
     }
 }
 

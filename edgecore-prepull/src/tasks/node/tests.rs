@@ -9,6 +9,7 @@ use prepull_api::wire::{Assign, Key, OpenPhase, Welcome};
 use tokio::task::JoinHandle;
 
 use super::*;
+use crate::config::Listen;
 use crate::images::puller::fake::{Act, Fake};
 use crate::images::site::Hub;
 use crate::tasks::ledger::Store as _;
@@ -25,6 +26,7 @@ struct Harness {
 impl Harness {
     fn start(fake: &Arc<Fake>, store: &MemoryStore) -> Self {
         let config = NodeConfig {
+            upgrades: Arc::new(Upgrades::new(&PathBuf::new(), Listen::Off, false)),
             max_tasks: NonZeroU32::MIN,
             parallel_pulls: NonZeroUsize::new(2).unwrap(),
             limits: Limits::default(),
@@ -102,6 +104,7 @@ fn assign(images: &[&str]) -> CloudMessage {
         sandbox: None,
     };
     let task = Task {
+        upgrade: None,
         removal: None,
         id: id(),
         title: "job".to_owned(),

@@ -364,6 +364,7 @@ impl TagPull {
         TagDispatch {
             node: fx.node.clone(),
             task: Task {
+                upgrade: None,
                 removal: None,
                 id: self.task.clone(),
                 title: format!("nodeimage/{}", self.key),

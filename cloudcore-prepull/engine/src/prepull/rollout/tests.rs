@@ -70,7 +70,7 @@ fn plan() -> Arc<NodePlan> {
         policy: PullPolicy::IfNotPresent,
         secrets: Vec::new(),
     };
-    Arc::new(NodePlan { removal: None, images: vec![image] })
+    Arc::new(NodePlan { upgrade: None, removal: None, images: vec![image] })
 }
 
 fn started(decisions: &[Decision]) -> Vec<NodeName> {

@@ -3,6 +3,8 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
+use prepull_api::task::Upgrade;
+
 use super::*;
 
 /// A job with these fields merged into a small valid template.
@@ -37,6 +39,7 @@ fn a_bare_job_gets_the_documented_defaults() {
     assert_eq!(
         valid(&json!({})),
         ValidatedJob {
+            upgrade: None,
             removal: None,
             uid: JobUid("u-1".to_owned()),
             name: "job".to_owned(),
@@ -102,6 +105,7 @@ fn every_field_is_taken_over() {
     assert_eq!(
         validate(&job(&template, &overriders)).unwrap(),
         ValidatedJob {
+            upgrade: None,
             removal: None,
             uid: JobUid("u-1".to_owned()),
             name: "job".to_owned(),
@@ -513,6 +517,26 @@ fn a_removal_is_read_or_refused_by_field() {
         (json!({"images": ["app:1"]}), json!({"retryTimes": 2}), "retryTimes: is about pulling"),
     ] {
         let refusal = refusal(&with(remove, more));
+        assert!(refusal.starts_with(&format!("spec.imagePrePullTemplate.{field}")), "{refusal}");
+    }
+}
+
+#[test]
+fn an_upgrade_is_read_or_refused_by_field() {
+    let with = |upgrade: Value| json!({"images": ["agent:2"], "upgrade": upgrade});
+    let upgrade = |upgrade| valid(&with(upgrade)).upgrade.unwrap();
+    assert_eq!(upgrade(json!({})), Upgrade { within: Duration::from_secs(120), packaged: false });
+    let all = upgrade(json!({"within": "1m30s", "packages": true}));
+    assert_eq!(all, Upgrade { within: Duration::from_secs(90), packaged: true });
+    for (template, field) in [
+        (json!({"images": ["a:1", "b:1"], "upgrade": {}}), "images: an upgrade takes exactly one"),
+        (json!({"images": [], "upgrade": {}, "remove": {"images": ["a:1"]}}), "images: an upgrade takes"),
+        (with(json!({"within": "soon"})), "upgrade.within: "),
+        (with(json!({"within": "4s"})), "upgrade.within: must be from 5s"),
+        // The default of timeoutSeconds.
+        (with(json!({"within": "5m"})), "upgrade.within: must be shorter than timeoutSeconds (300)"),
+    ] {
+        let refusal = refusal(&template);
         assert!(refusal.starts_with(&format!("spec.imagePrePullTemplate.{field}")), "{refusal}");
     }
 }

@@ -106,6 +106,7 @@ impl Job {
         let (images, chosen) = (counted_len(images, "image"), counted_len(chosen, "node"));
         let mut note = match &job.removal {
             Some(_) => format!("removal from {chosen}, {skipped} skipped"),
+            None if job.upgrade.is_some() => format!("upgrade of {chosen}, {skipped} skipped"),
             None => format!("{images} on {chosen}, {skipped} skipped"),
         };
         if !missing.is_empty() {

@@ -212,6 +212,9 @@ fn look_at(code: FailureCode) -> &'static str {
         }
         FailureCode::AgentTooOld => "upgrade edgecore-prepull on these nodes, then: kubectl prepull retry",
         FailureCode::NoDelta => "make a delta from a version that the nodes have: kubectl prepull delta",
+        FailureCode::UpgradeFailed => {
+            "the version before runs; `edgecore-prepull status` on the node has the reason"
+        }
         FailureCode::SignatureInvalid => "look at the signature: cosign verify --key",
     }
 }

@@ -1,0 +1,121 @@
+//! `kubectl prepull upgrade`.
+
+use std::time::Duration;
+
+use clap::Args;
+use prepull_api::crd::upgrade::UpgradeSpec;
+use prepull_api::image::Reference;
+use prepull_api::selector::Selector;
+
+use super::run::{nodes_of, object_form};
+use crate::cluster::Cluster;
+use crate::order::{CourseArgs, Order, edge_selector, job_name};
+use crate::session::{Ended, Session};
+use crate::start::{WaitArgs, start};
+
+/// The waves without --wave: a version that doesn't connect stops at one node.
+const WAVES: [&str; 3] = ["1", "10%", "100%"];
+
+/// The arguments of `upgrade`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Each node pulls the image, checks its signature with the key in /etc/edgecore-prepull/upgrade.pub, and tries its program: it
+has to connect, with a container runtime that answers. Otherwise the node goes back by itself, and counts as failed. Without
+--wave, one node comes first, then a tenth of them, and then the others. Agents in containers fail: Kubernetes upgrades them.
+
+Examples:
+  kubectl prepull upgrade registry.example/edgecore-prepull:0.2.0
+  kubectl prepull upgrade registry.example/edgecore-prepull:0.2.0 -l site=factory --wave 1,50%,100% --pause 10m
+  kubectl prepull upgrade registry.example/edgecore-prepull:0.2.0 --window 22:00-04:00 --share --secret ops/registry
+  kubectl prepull nodes --outdated
+
+Exit status: 0 if the job is Completed, 1 if it is a Failure, 2 for wrong usage, 3 if it is not over in time, 130 after
+Ctrl-C.")]
+pub(crate) struct UpgradeArgs {
+    /// The image of the agent, as it's released for the DaemonSet.
+    #[arg(value_name = "IMAGE", value_parser = parse_image)]
+    image: String,
+    /// Time that the new version has on each node to connect, from 5s to 24h [default: 2m].
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    within: Option<Duration>,
+    /// Upgrade agents that a package installed too.
+    #[arg(long)]
+    packages: bool,
+    /// Name of the job [default: upgrade- and that of the image, with its tag].
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Label selector of the nodes; edge nodes alone take part.
+    #[arg(short = 'l', long, value_name = "SELECTOR", value_parser = Selector::parse, conflicts_with = "nodes")]
+    selector: Option<Selector>,
+    /// A node; may be repeated.
+    #[arg(long = "node", value_name = "NAME")]
+    nodes: Vec<String>,
+    /// The flags of how the job goes.
+    #[command(flatten)]
+    course: CourseArgs,
+    /// Whether to create and to follow.
+    #[command(flatten)]
+    wait: WaitArgs,
+}
+
+fn parse_image(text: &str) -> Result<String, String> {
+    Reference::parse(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
+}
+
+pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &UpgradeArgs) -> anyhow::Result<Ended> {
+    let order = order(args, cluster.namespace())?;
+    let job = order.job(nodes_of(&order, cluster).await?);
+    start(session, cluster, &job, order.needs_count(), &args.wait).await
+}
+
+fn order(args: &UpgradeArgs, namespace: &str) -> anyhow::Result<Order> {
+    let UpgradeArgs { image, within, packages, name, selector, nodes, course, wait: _ } = args;
+    let within = within.map(|time| format!("{}s", time.as_secs()));
+    let mut order = Order {
+        name: name.clone().unwrap_or_else(|| format!("upgrade-{}", job_name(None, image))),
+        images: vec![image.clone()],
+        nodes: nodes.clone(),
+        selector: selector.as_ref().map_or_else(|| Ok(edge_selector()), object_form)?,
+        upgrade: Some(UpgradeSpec { within, packages: *packages }),
+        ..Order::default()
+    }
+    .with_course(course, namespace);
+    if order.waves.is_empty() {
+        order.waves = WAVES.map(str::to_owned).to_vec();
+    }
+    Ok(order)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use clap::Parser;
+    use prepull_api::crd::job::ImagePrePullJob;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use crate::start::check;
+
+    fn job(line: &str, nodes: usize) -> ImagePrePullJob {
+        let words = format!("kubectl-prepull upgrade {line}");
+        let Command::Upgrade(args) = Cli::try_parse_from(words.split(' ')).unwrap().command else {
+            panic!("{line}")
+        };
+        let job = order(&args, "shop").unwrap().job(nodes);
+        check(&job).unwrap();
+        job
+    }
+
+    #[test]
+    fn an_upgrade_goes_in_waves() {
+        for nodes in [1, 3, 10_000] {
+            let job = job("r.io/edgecore-prepull:0.2.0 --within 90s", nodes);
+            assert_eq!(job.metadata.name.as_deref(), Some("upgrade-edgecore-prepull-0.2.0"));
+            assert_eq!(job.spec.rollout.unwrap().steps, WAVES);
+            let upgrade = job.spec.image_pre_pull_template.upgrade.unwrap();
+            assert_eq!((upgrade.within.as_deref(), upgrade.packages), (Some("90s"), false));
+        }
+        let job = job("r.io/edgecore-prepull:0.2.0 --wave 50%,100% --packages", 45);
+        assert_eq!(job.spec.rollout.unwrap().steps, ["50%", "100%"]);
+    }
+}
