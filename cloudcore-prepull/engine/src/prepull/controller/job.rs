@@ -339,7 +339,7 @@ impl Job {
         self.collect_changes();
         let (rollout, is_over) = (self.members.rollout(), self.course.ended().is_some());
         let any_in_progress = |places| rollout.any_in_progress(places);
-        for report in self.output.begin_reports(effects.now, is_over, any_in_progress) {
+        for report in self.output.begin_reports(effects.now, any_in_progress) {
             self.members.rollout_mut().stamp_starts(report.nodes.clone(), effects.now);
             let rollout = self.members.rollout();
             let records = rollout.records_of(report.nodes);

@@ -33,7 +33,8 @@ impl Job {
         if self.is_held() && !is_cancelled {
             return;
         }
-        let is_late = self.course.active_deadline().is_some_and(|deadline| deadline <= effects.now);
+        let deadline = self.course.active_deadline().filter(|_| self.output.has_begun());
+        let is_late = deadline.is_some_and(|deadline| deadline <= effects.now);
         let rollout = self.members.rollout_mut();
         // What had ended by itself is judged by that, however late: the leader may have died before it wrote so.
         let stop = match rollout.verdict() {
@@ -65,10 +66,11 @@ impl Job {
         self.conclude(is_late, stop, nodes, effects);
     }
 
-    /// Whether a further run has begun, and the status does not say so yet. Until it does, the API server has the end of the
-    /// run before, and its reports: nothing starts, and nothing ends.
+    /// Whether a run has begun and the status doesn't have that yet, and nothing may start or end before it does: the API
+    /// server has the end of the run before, and its reports, or the job was cancelled.
     fn awaits_beginning(&self) -> bool {
-        self.course.is_running() && self.course.first_attempt() > FIRST_ATTEMPT && !self.output.has_begun()
+        let must_wait = self.course.first_attempt() > FIRST_ATTEMPT || self.course.is_cancelled();
+        must_wait && self.course.is_running() && !self.output.has_begun()
     }
 
     fn carry_out(&mut self, decision: Decision, effects: &mut Effects<'_>) {
@@ -124,7 +126,11 @@ impl Job {
         let goes_on = !self.awaits_beginning();
         let has_deadlines = self.course.is_running() && !self.is_held() && goes_on;
         let deadline = has_deadlines.then(|| self.members.rollout().next_deadline()).flatten();
-        let active = self.course.active_deadline().filter(|_| goes_on);
+        // What is over or out of time before its beginning is written waits for that write.
+        let has_begun = self.output.has_begun();
+        let is_open = matches!(self.members.rollout().verdict(), Verdict::Running | Verdict::Draining);
+        let deadline = deadline.filter(|_| has_begun || is_open);
+        let active = self.course.active_deadline().filter(|_| has_begun);
         let write = self.output.next_write(self.course.ended().is_some());
         [deadline, active, write, self.delete_due(), self.park_due()].into_iter().flatten().min()
     }
@@ -149,6 +155,8 @@ impl Job {
                     self.output.touch_status(Pace::Slow);
                 }
             }
+            // Without a beginning, the next leader chooses the nodes again: neither reports nor an end may be there by then.
+            Outlook::Ended(_) if !self.output.has_begun() => {}
             Outlook::Ended(_)
                 if self.course.wants_round()
                     && !is_late

@@ -21,8 +21,8 @@ pub(super) struct Output {
     status: Writes,
     /// As they were written last, so that a transition time changes only with its status.
     conditions: Vec<Condition>,
-    /// The version of the status with the job's start and accepted spec. Reports wait for it: without it another leader
-    /// would not know what their nodes pull.
+    /// The version of the status with the job's start and accepted spec. Reports and the end wait for it: without
+    /// it another leader would choose the nodes again, and not know what those in the reports pull.
     beginning: u64,
     pub(super) shards: Shards,
     /// The resourceVersions of the objects in the API server, as far as they are known: the next write replaces that
@@ -134,14 +134,13 @@ impl Output {
         if self.has_begun() { Some(deferred) } else { self.status.after(deferred) }
     }
 
-    /// Begins the writes of reports that are due. `is_over`: whether the job is.
+    /// Begins the writes of reports that are due.
     pub(super) fn begin_reports(
         &mut self,
         now: Timestamp,
-        is_over: bool,
         any_in_progress: impl Fn(Range<usize>) -> bool,
     ) -> Vec<Report> {
-        if self.may_write_reports(is_over) { self.shards.begin(now, any_in_progress) } else { Vec::new() }
+        if self.has_begun() { self.shards.begin(now, any_in_progress) } else { Vec::new() }
     }
 
     /// Begins a write of the status. Returns its version.
@@ -169,7 +168,7 @@ impl Output {
 
     /// When a write is due. `is_over`: whether the job is.
     pub(super) fn next_write(&self, is_over: bool) -> Option<Timestamp> {
-        let reports = self.shards.due().filter(|_| self.may_write_reports(is_over));
+        let reports = self.shards.due().filter(|_| self.has_begun());
         reports.into_iter().chain(self.next_status(is_over)).min()
     }
 
@@ -177,11 +176,6 @@ impl Output {
     pub(super) fn next_status(&self, is_over: bool) -> Option<Timestamp> {
         let may_follow = !is_over || self.shards.all_written();
         self.status.due((Duration::ZERO, Duration::ZERO)).filter(|_| may_follow)
-    }
-
-    /// A job that is over before its beginning is written has started nothing: its reports need not wait.
-    fn may_write_reports(&self, is_over: bool) -> bool {
-        is_over || self.has_begun()
     }
 
     /// Whether the API server has everything as it is in memory.

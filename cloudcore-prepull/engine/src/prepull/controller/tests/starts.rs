@@ -63,6 +63,33 @@ fn an_unrecorded_start_ends_as_pending() {
 }
 
 #[test]
+fn an_end_waits_for_the_written_beginning() {
+    // Without it the next leader chooses the nodes again: reports that it then finds hold nodes that may be gone.
+    let names = |names: &[&str]| json!({"nodeNames": names, "failureTolerate": "0"});
+    for (template, edit) in [
+        (names(&["n0", "n1"]), json!({"cancel": true})),
+        (names(&["n0", "n1"]), json!({"activeDeadlineSeconds": 5})),
+        (names(&["n0", "gone"]), json!({})),
+    ] {
+        let (mut world, _) = fleet(2);
+        world.api_up = false;
+        world.give(with_spec(template.clone(), json!({}), 1, None));
+        world.give(with_spec(template, edit.clone(), 2, None));
+        for _ in 0..10 {
+            world.pass(1_000);
+        }
+        assert!(world.tried.iter().all(|object| *object == Object::Status), "{edit}: {:?}", world.tried);
+        world.api_up = true;
+        world.pass(6_000);
+        world.pass(1_000);
+        let (phase, taken) = (world.status().phase, world.taken().len());
+        let expected = (NodePhase::Pending, JobPhase::Failure, 0);
+        assert_eq!((world.phase_of("n0"), phase, taken), expected, "{edit}");
+        assert!(world.status().completion_time.is_some(), "{edit}");
+    }
+}
+
+#[test]
 fn slow_writes_cost_nodes_no_time() {
     let (mut world, nodes) = fleet(1);
     world.answers = false;
