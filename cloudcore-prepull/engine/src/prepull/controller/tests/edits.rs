@@ -276,6 +276,27 @@ fn a_further_round_uses_a_corrected_secret() {
 }
 
 #[test]
+fn a_removal_leaves_pulling_to_its_next_run() {
+    let remove = json!({"nodeNames": ["a"], "images": [], "remove": {"images": ["old:1"]}});
+    let pull = json!({"nodeNames": ["a"], "images": ["new:1"]});
+    for (template, edit, refusal) in [
+        (pull.clone(), json!({"pin": true, "suspend": true}), "what is pulled"),
+        (pull.clone(), json!({"download": {"maxRate": "1Mi"}, "suspend": true}), "what is pulled"),
+        (pull, json!({"recheck": 1, "suspend": true}), "what is pulled"),
+        (remove.clone(), json!({"pin": true, "suspend": true}), "spec.pin: is about pulling"),
+    ] {
+        let mut world = World::new(&["a"]);
+        world.give(with_spec(remove.clone(), json!({}), 1, None));
+        world.pass(1000);
+        world.give(with_spec(template, edit.clone(), 2, None));
+        world.pass(1000);
+        let reason = &world.status().reason;
+        assert!(reason.contains(&format!("edit refused: {refusal}")), "{edit}: {reason}");
+        assert_eq!(world.condition("Suspended").0, "True", "{edit}");
+    }
+}
+
+#[test]
 fn a_refused_edit_stays_reported_until_undone() {
     let mut world = World::new(&["a", "b"]);
     world.up("a", &[]);
