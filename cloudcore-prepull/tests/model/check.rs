@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
 use prepull_api::crd::status::{MAX_NODES_IN_STATUS, NodePhase, NodeStatus, Summary};
-use prepull_api::task::{JobUid, NodeName, TaskId};
+use prepull_api::task::{JobUid, NodeName, RemovalResult, TaskId};
 use prepull_engine::prepull::controller::{Content, PARK_AFTER};
 use prepull_engine::prepull::rollout::{RECHECK_TIME, REPORT_GRACE};
 use prepull_engine::prepull::validate::{DEFAULT_TIMEOUT, validate};
@@ -18,6 +18,7 @@ use crate::world::{at, millis};
 mod course;
 mod edges;
 mod nodes;
+mod removals;
 mod runs;
 pub(crate) mod specs;
 
@@ -72,6 +73,9 @@ pub(crate) struct Check {
     over: BTreeMap<JobUid, (u64, u32)>,
     /// The last round of each job that was begun, and the attempts of its nodes as the API server had them then.
     rounds: BTreeMap<JobUid, (u32, BTreeMap<NodeName, u32>)>,
+    /// Jobs with late results in their reports, and not in their status, when a cloudcore was killed. A leader that finds
+    /// such a job over for long does not read its reports.
+    behind: BTreeSet<JobUid>,
     /// How many nodes of each job were `Unknown` when the result arrived that they had succeeded.
     late: BTreeMap<JobUid, u32>,
     /// When the last re-check of each job began at the latest.
@@ -80,6 +84,10 @@ pub(crate) struct Check {
     said: BTreeMap<(NodeName, TaskId), BTreeSet<u8>>,
     /// Tasks that could not be sent at all.
     unsendable: BTreeSet<(NodeName, TaskId)>,
+    /// Tasks that the agents of their nodes are too old for.
+    too_old: BTreeSet<(NodeName, TaskId)>,
+    /// What agents have removed, by the results that they have sent.
+    removals: BTreeMap<(NodeName, TaskId), Vec<RemovalResult>>,
     /// Tasks that had to wait for a secret.
     postponed: BTreeSet<(NodeName, TaskId)>,
     /// Tasks that the cloud has cancelled, whether or not the edge has received that.
@@ -156,7 +164,13 @@ impl Check {
 }
 
 fn add_up<'a>(summary: &Summary, nodes: impl Iterator<Item = &'a NodeStatus>) {
-    let mut counted = Summary { skipped: summary.skipped, ..Summary::default() };
+    let counted = Summary { skipped: summary.skipped, ..count(nodes) };
+    assert_eq!(*summary, counted, "(8) the summary does not add up");
+}
+
+/// The nodes in each phase.
+fn count<'a>(nodes: impl Iterator<Item = &'a NodeStatus>) -> Summary {
+    let mut counted = Summary::default();
     for node in nodes {
         counted.desired += 1;
         *match node.phase {
@@ -167,5 +181,5 @@ fn add_up<'a>(summary: &Summary, nodes: impl Iterator<Item = &'a NodeStatus>) {
             NodePhase::Unknown => &mut counted.unknown,
         } += 1;
     }
-    assert_eq!(*summary, counted, "(8) the summary does not add up");
+    counted
 }

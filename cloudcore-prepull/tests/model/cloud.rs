@@ -463,15 +463,20 @@ impl World {
         let Some((order, begun)) = self.cloud.dispatches.get(which) else { return };
         let hangs = self.secrets_hang_until.get(&order.job.uid).is_some_and(|until| self.now < *until);
         let fate = if hangs && !self.calm { DispatchFate::Postponed } else { fate };
-        // A look needs no secret.
-        let fate = if order.only_look && fate == DispatchFate::Postponed { DispatchFate::Sent } else { fate };
-        let hangs = hangs && !order.only_look;
+        // A look needs no secret, nor does a removal.
+        let needs_secret = !order.only_look && order.plan.removal.is_none();
+        let hangs = hangs && needs_secret;
         if hangs && !self.calm && self.now - begun < SECRET_TRIED_FOR {
             return;
         }
         let (order, begun) = self.cloud.dispatches.remove(which);
+        let is_too_old = order.plan.removal.is_some() && self.is_too_old(&order.node);
         let (job, node, attempt) = (order.job.uid.clone(), order.node.clone(), order.attempt);
-        let outcome = if fate == DispatchFate::Unsendable {
+        let fate = if !needs_secret && fate == DispatchFate::Postponed { DispatchFate::Sent } else { fate };
+        let outcome = if is_too_old {
+            self.check.too_old(&node, &job, attempt);
+            DispatchOutcome::TooOld("its edgecore-prepull is too old to remove images".to_owned())
+        } else if fate == DispatchFate::Unsendable {
             self.check.unsendable(&node, &job, attempt);
             DispatchOutcome::Unsendable("the task is too large".to_owned())
         } else if fate == DispatchFate::Postponed && order.asks_first && !self.now.is_multiple_of(3) {
@@ -522,6 +527,12 @@ impl World {
         }
     }
 
+    /// Whether the node has a session with an agent that doesn't know removals.
+    fn is_too_old(&self, node: &NodeName) -> bool {
+        let conn = self.cloud.registry.get(node).and_then(|id| self.conns.get(id));
+        conn.is_some_and(|conn| !conn.removes)
+    }
+
     /// Sends a message in the node's session, as the registry does: whether or not the link still works.
     fn send(&mut self, node: &NodeName, message: CloudMessage) -> Option<SessionId> {
         let conn = self.conns.get_mut(self.cloud.registry.get(node)?)?;
@@ -539,6 +550,7 @@ impl World {
             self.delete_job(job);
         }
         self.log(|| "cloud: killed".to_owned());
+        self.check.killed(&self.api);
         let old = std::mem::replace(&mut self.cloud, Cloud::new(self.report));
         self.ghosts.extend(old.writes);
         self.check.restarted();

@@ -20,6 +20,8 @@ pub(crate) struct Conn {
     pub(crate) edge: usize,
     /// The edge's first message, until the cloud has answered it.
     pub(crate) hello: Option<Hello>,
+    /// Whether the edge knows removals, by its hello.
+    pub(crate) removes: bool,
     pub(crate) session: SessionId,
     pub(crate) to_edge: VecDeque<CloudMessage>,
     pub(crate) to_cloud: VecDeque<EdgeMessage>,
@@ -42,7 +44,8 @@ impl World {
             open.extend(self.forge_task(edge));
         }
         let pins = Edge::can_pin(edge).then(|| self.edges[edge].pins.iter().cloned().collect());
-        let hello = Hello { max_tasks: Some(self.edges[edge].max_tasks), open, pins, ..Hello::default() };
+        let (max_tasks, removes) = (Some(self.edges[edge].max_tasks), self.edges[edge].removes);
+        let hello = Hello { max_tasks, open, pins, removes, ..Hello::default() };
         self.log(|| {
             format!(
                 "n{edge}: dials, open {:?}",
@@ -52,6 +55,7 @@ impl World {
         let conn = Conn {
             edge,
             hello: Some(hello),
+            removes,
             session: SessionId(0),
             to_edge: VecDeque::new(),
             to_cloud: VecDeque::new(),
@@ -167,6 +171,8 @@ impl World {
             conn.to_edge.push_back(message.clone());
         }
         if let CloudMessage::Assign(assign) = &message {
+            let is_known = conn.removes || assign.task.removal.is_none();
+            assert!(is_known, "{} reaches an agent too old for it", assign.task.id);
             conn.assigned = Some(assign.clone());
         }
         let edge = conn.edge;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use edgecore_prepull::tasks::agent::{Agent, AgentEffect, AgentEvent, Execution, Now, TaskRecord};
+use edgecore_prepull::tasks::removal::RemovalRecord;
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{ImageOutcome, ImageResult, JobUid, NodeName, TaskId};
 
@@ -24,6 +25,8 @@ pub(crate) struct Exec {
     pub(crate) checked: bool,
     /// Whether the choice of the images to remove is on the disk.
     pub(crate) may_remove: bool,
+    /// How far the removal of images has come.
+    pub(crate) removal: Option<RemovalRecord>,
     /// The image that is being pulled, when its pull ends, and whether it succeeds.
     pub(crate) pulling: Option<(usize, u64, bool)>,
 }
@@ -42,6 +45,8 @@ pub(crate) struct Edge {
     /// How far its wall clock is off, in milliseconds.
     pub(crate) skew: u64,
     pub(crate) max_tasks: u32,
+    /// Whether its agent knows removals.
+    pub(crate) removes: bool,
     /// Tasks that the disk had no room for.
     pub(crate) refused: BTreeSet<TaskId>,
     /// Tasks with a refused last write to disk: their ends are reported from memory.
@@ -61,6 +66,7 @@ impl Edge {
             conn: None,
             skew,
             max_tasks,
+            removes: true,
             refused: BTreeSet::new(),
             unsaved: BTreeSet::new(),
         }
@@ -134,7 +140,16 @@ impl World {
             AgentEffect::Start(work) => {
                 let task = work.task.id.clone();
                 self.check.started(&self.api, edge, &work, self.now);
-                let exec = Exec { checked: false, may_remove: false, stop: None, pulling: None, work };
+                let is_known = edge.removes || work.task.removal.is_none();
+                assert!(is_known, "{} is too old to carry out {task}", edge.node);
+                let exec = Exec {
+                    checked: false,
+                    may_remove: false,
+                    removal: None,
+                    stop: None,
+                    pulling: None,
+                    work,
+                };
                 assert!(edge.execs.insert(task.clone(), exec).is_none(), "two executors for {task}");
                 self.log(|| format!("n{at}: begins {task}"));
             }
@@ -201,7 +216,10 @@ impl World {
         for _ in 0..written {
             self.write_only(at);
         }
+        // Perhaps it was upgraded.
+        let is_upgraded = self.removes && self.rng.chance(30);
         let edge = &mut self.edges[at];
+        edge.removes |= is_upgraded;
         if let Some(conn) = edge.conn.and_then(|id| self.conns.get_mut(&id)) {
             (conn.cut, conn.edge_open) = (true, false);
             conn.to_edge.clear();

@@ -19,6 +19,7 @@ mod check;
 mod cloud;
 mod conn;
 mod edge;
+mod removal;
 #[path = "../../engine/src/shared/rng.rs"]
 mod rng;
 mod settle;
@@ -48,6 +49,9 @@ const REGRESSIONS: &[(u64, usize)] = &[
     (67_285, 200),
     (108_993, 150),
     (10_230, 216),
+    (4_848, 100),
+    (54_743, 400),
+    (78_303, 400),
 ];
 
 thread_local! {

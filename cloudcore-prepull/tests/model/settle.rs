@@ -52,7 +52,7 @@ impl World {
             self.tick_edges();
         }
         self.check_edges_work_for_the_cloud();
-        Check::settled(&self.api);
+        self.check.settled(&self.api, self.now);
         for edge in &self.edges {
             Check::pins(&self.api, edge);
             assert!(edge.disk.is_empty(), "{} keeps {:?}", edge.node, edge.disk.keys());

@@ -357,6 +357,9 @@ impl World {
             self.end(at, id, TaskOutcome::Failed, "check failed");
             return true;
         }
+        if exec.work.task.removal.is_some() {
+            return self.remove_for_task(at, id);
+        }
         if let Some((index, until, works)) = exec.pulling {
             if now < until {
                 if calm || self.rng.chance(70) {
@@ -446,15 +449,16 @@ impl World {
         self.on_edge(at, AgentEvent::ImageEnded { task: task.clone(), index, result });
     }
 
-    fn end(&mut self, at: usize, id: &TaskId, outcome: TaskOutcome, reason: &str) {
+    pub(crate) fn end(&mut self, at: usize, id: &TaskId, outcome: TaskOutcome, reason: &str) {
         let Some(exec) = self.edges[at].execs.remove(id) else { return };
         self.check.stopped(&self.edges[at].node, id);
         let rest = if outcome == TaskOutcome::Failed { ImageOutcome::Failed } else { ImageOutcome::Stopped };
         let images: Vec<ImageResult> =
             exec.work.done.into_iter().map(|done| done.unwrap_or_else(|| image(rest))).collect();
         self.log(|| format!("n{at}: {id} ends: {outcome:?} {reason}"));
-        let end =
-            TaskEnd { removal: None, outcome, reason: reason.to_owned(), check: exec.work.check, images };
+        let removal = exec.work.task.removal.as_ref().zip(exec.removal);
+        let removal = removal.map(|(removal, record)| record.result(removal.dry_run));
+        let end = TaskEnd { removal, outcome, reason: reason.to_owned(), check: exec.work.check, images };
         self.on_edge(at, AgentEvent::Ended(id.clone(), end));
     }
 }

@@ -12,6 +12,7 @@ use prepull_engine::shared::node_view::NodeView;
 use crate::check::PARKED;
 use crate::check::specs::{follow, is_valid};
 use crate::cloud::{Boot, Fate, Watched};
+use crate::removal::removing;
 use crate::world::{World, millis};
 
 mod edits;
@@ -93,7 +94,10 @@ impl World {
         if self.api.jobs.values().any(|stored| stored.object.metadata.name.as_ref() == Some(&name)) {
             return;
         }
-        let good = self.spec();
+        let mut good = self.spec();
+        if self.removes && self.rng.chance(50) {
+            good = removing(good, &mut self.rng);
+        }
         let mut spec = good.clone();
         if self.rng.chance(8) {
             edits::make_invalid(&mut spec, &mut self.rng);
@@ -237,12 +241,17 @@ impl World {
         let is_rechecked = self.may_recheck(&uid);
         let rng = &mut self.rng;
         self.api.edit(&uid, |spec| {
+            let before = spec.clone();
             if fixed {
                 edits::edit_fixed_part(spec, edges, rng);
             } else {
                 edits::edit_or_recheck(spec, edges, rng, is_rechecked);
             }
             (spec.suspend, spec.pause) = (false, false);
+            // What is about pulling would be refused.
+            if spec.image_pre_pull_template.remove.is_some() && !is_valid(spec) {
+                *spec = before;
+            }
         });
         self.note_spec(&uid);
     }

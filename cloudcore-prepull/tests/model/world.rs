@@ -35,6 +35,8 @@ pub(crate) struct World {
     pub(crate) calm: bool,
     trace: Option<VecDeque<String>>,
     pub(crate) names: usize,
+    /// Whether some jobs remove images, and some agents are too old for that.
+    pub(crate) removes: bool,
     /// Nodes that were deleted at some time.
     pub(crate) deleted: BTreeSet<NodeName>,
     /// The last valid spec of each job.
@@ -69,6 +71,8 @@ impl World {
             calm: false,
             trace: trace.then(VecDeque::new),
             names,
+            // Not in the runs that found something before, so that they still mean what they did.
+            removes: (2..5).contains(&(seed % 8)),
             deleted: BTreeSet::new(),
             good_specs: BTreeMap::new(),
             reports_refused_until: 0,
@@ -78,6 +82,12 @@ impl World {
         for n in 0..edges {
             let (max_tasks, skew) = (world.rng.pick(&[1, 1, 2]), world.rng.pick(&[0, 0, 300_000]));
             world.edges.push(Edge::new(NodeName(format!("n{n}")), max_tasks, skew));
+            if world.removes {
+                world.edges[n].removes = world.rng.chance(70);
+                let images = (0..3).map(|image| format!("r.example/app{image}:v1"));
+                let images: Vec<_> = images.filter(|_| world.rng.chance(50)).collect();
+                world.edges[n].images.extend(images);
+            }
             world.put_node(n, true, true, false);
             world.on_edge(n, AgentEvent::Loaded(Vec::new()));
         }

@@ -11,7 +11,7 @@ use prepull_engine::prepull::validate::Ratio;
 use prepull_engine::shared::events::ObjectEvent;
 use prepull_engine::shared::reasons;
 
-use super::{Check, RECHECK, add_up, is_final};
+use super::{Check, PARKED, RECHECK, add_up, count, is_final};
 use crate::api::{Api, first_attempt};
 use crate::edge::Edge;
 use crate::world::millis;
@@ -34,8 +34,8 @@ impl Check {
             return;
         };
         self.begun.extend(self.beginnings.get(job).map(|beginning| (key, beginning.clone())));
-        if self.confirmed.get(job).is_some_and(|run| *run != Some(first_attempt(status))) {
-            // A further run begins before anything ends it.
+        if self.confirmed.get(job) != Some(&Some(first_attempt(status))) {
+            // A run begins before anything ends it.
             return;
         }
         assert!(status.completion_time.is_some() || !self.is_cancelled(job), "{job} was cancelled, and runs");
@@ -285,8 +285,18 @@ impl Check {
         }
     }
 
+    /// A cloudcore is killed.
+    pub(crate) fn killed(&mut self, api: &Api) {
+        let is_behind = |uid: &JobUid, status: &ImagePrePullJobStatus| {
+            status.completion_time.is_some()
+                && Summary { skipped: 0, ..status.summary.clone() } != count(api.records(uid))
+        };
+        let jobs = api.jobs.iter().filter_map(|(uid, stored)| Some((uid, stored.object.status.as_ref()?)));
+        self.behind.extend(jobs.filter(|(uid, status)| is_behind(uid, status)).map(|(uid, _)| uid.clone()));
+    }
+
     /// Every job has ended, and its status agrees with its reports.
-    pub(crate) fn settled(api: &Api) {
+    pub(crate) fn settled(&self, api: &Api, now: u64) {
         let missing = api.lost_reports().find(|job| api.jobs.contains_key(job));
         assert_eq!(missing, None, "a deleted report is not written again");
         for (uid, stored) in &api.jobs {
@@ -305,7 +315,12 @@ impl Check {
             names.sort_unstable();
             names.dedup();
             assert_eq!(names.len(), all, "(8) a node of {uid} is in two reports");
-            add_up(&Summary { skipped: 0, ..status.summary }, api.records(uid));
+            let ended = status.completion_time.as_ref().map_or(now, |ended| millis(ended.0));
+            if self.behind.contains(uid) && ended + PARKED <= now {
+                continue;
+            }
+            add_up(&Summary { skipped: 0, ..status.summary.clone() }, api.records(uid));
+            Self::removals_add_up(api, uid, &status);
             for shown in &status.node_status {
                 let record = api.record(uid, &NodeName(shown.node_name.clone()));
                 assert_eq!(record.map(|r| (r.phase, r.attempt)), Some((shown.phase, shown.attempt)), "{uid}");

@@ -51,6 +51,7 @@ impl Check {
     /// (1) An image is pulled from the registry only if it is not complete, or if the job asks for that.
     pub(crate) fn pulls(&self, api: &Api, edge: &Edge, work: &Execution, index: usize) {
         let (task, image) = (&work.task, &work.task.images[index]);
+        assert!(task.removal.is_none(), "{} pulls for {}, which removes", edge.node, task.id);
         assert_ne!(
             image.policy,
             PullPolicy::Never,
@@ -102,6 +103,9 @@ impl Check {
                     result.task
                 );
                 let key = (edge.node.clone(), result.task.clone());
+                if let Some(removal) = &result.removal {
+                    self.removals.entry(key.clone()).or_default().push(removal.clone());
+                }
                 self.said.entry(key).or_default().insert(result.outcome as u8);
             }
         }
@@ -165,8 +169,10 @@ impl Check {
             start + self.accepted(job).map_or(0, timeout)
         };
         let task = TaskId { job: job.clone(), attempt: record.attempt };
+        // That this agent is too old for it need not be written yet.
+        let is_too_old = self.too_old.contains(&(edge.node.clone(), task.clone()));
         assert!(
-            until <= now || edge.agent.open_tasks().iter().any(|open| open.task == task),
+            until <= now || is_too_old || edge.agent.open_tasks().iter().any(|open| open.task == task),
             "{} should work on {task} and does not have it",
             edge.node
         );

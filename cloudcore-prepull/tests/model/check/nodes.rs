@@ -36,6 +36,7 @@ impl Check {
             Some(order.only_look),
             "{task} on {node} only looks, or it should"
         );
+        self.removes(order);
         let references: Vec<_> = order.plan.images.iter().map(|image| image.pull.to_string()).collect();
         let named = record.into_iter().flat_map(|record| &record.image_status);
         let named: Vec<_> = named.map(|image| image.pulled_image.clone()).collect();
@@ -152,6 +153,7 @@ impl Check {
                 self.goes_on(job, &node, before, now);
             }
             self.is_chosen(job, &node);
+            self.is_removal(record, &node, &task);
             let told = |outcomes: &[TaskOutcome]| {
                 let said = self.said.get(&(node.clone(), task.clone()));
                 said.is_some_and(|said| outcomes.iter().any(|outcome| said.contains(&(*outcome as u8))))

@@ -3,7 +3,7 @@
 //! job impossible to carry out changes nothing.
 
 use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
-use prepull_api::crd::status::ImagePrePullJobStatus;
+use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase};
 use prepull_api::task::JobUid;
 use prepull_engine::prepull::validate::validate;
 
@@ -32,6 +32,11 @@ pub(crate) fn follow(beginning: &ImagePrePullJobSpec, edited: &ImagePrePullJobSp
     let template = &mut spec.image_pre_pull_template;
     (template.concurrency, template.timeout_seconds) = (now.concurrency, now.timeout_seconds);
     template.failure_tolerate.clone_from(&now.failure_tolerate);
+    // What is about pulling is for the next run.
+    if template.remove.is_some() {
+        (spec.pin, spec.recheck) = (beginning.pin, beginning.recheck);
+        spec.download.clone_from(&beginning.download);
+    }
     spec
 }
 
@@ -80,8 +85,11 @@ impl Check {
             Some(status) => stored(known, status, self.beginnings.get(job)),
         };
         let before = before.and_then(|before| before.accepted.clone());
-        let was_cancelled = before.as_ref().is_some_and(|before| before.cancel);
-        let is_cancelled = was_cancelled || spec.as_ref().is_some_and(|spec| spec.cancel);
+        // A job that could not begin has nothing to cancel, and begins with the next valid spec.
+        let has_begun = self.beginnings.contains_key(job);
+        let was_cancelled = has_begun && before.as_ref().is_some_and(|before| before.cancel);
+        let is_asked = |spec: &ImagePrePullJobSpec| spec.cancel && (has_begun || is_valid(spec));
+        let is_cancelled = was_cancelled || spec.as_ref().is_some_and(is_asked);
         let spec = spec.map(|spec| ImagePrePullJobSpec { cancel: is_cancelled, ..spec });
         self.next.remove(job);
         let edited = spec.and_then(|spec| match self.beginnings.get(job) {
@@ -103,11 +111,18 @@ impl Check {
                 }
                 Some(followed).filter(is_valid)
             }
+            // An earlier leader refused it, and this one waits for an edit.
+            None if loaded.is_some_and(|status| is_refused(status, generation)) => {
+                Some(spec).filter(is_valid)
+            }
             None => is_valid(&spec).then(|| self.beginnings.entry(job.clone()).or_insert(spec).clone()),
         });
         // It is followed even if the rest of the spec is invalid, and after it there is nothing to ask of an ended
         // job.
         let mut accepted = edited.or_else(|| before.clone());
+        if let Some(accepted) = accepted.as_mut().filter(|_| !is_cancelled) {
+            accepted.cancel = false;
+        }
         if let Some(accepted) = accepted.as_mut().filter(|_| is_cancelled) {
             accepted.cancel = true;
             if !was_cancelled && loaded.is_none() {
@@ -170,6 +185,12 @@ impl Check {
         let until = known.iter().rposition(|delivered| delivered.at <= at).map_or(0, |last| last + 1);
         known.get(before.unwrap_or(0)..until).unwrap_or_default().iter().flat_map(|known| &known.accepted)
     }
+}
+
+/// Whether the job could not begin with this generation, by its status.
+fn is_refused(status: &ImagePrePullJobStatus, generation: i64) -> bool {
+    let is_known = status.observed_generation == Some(generation);
+    is_known && status.start_time.is_none() && status.phase == JobPhase::Failure
 }
 
 /// The last spec that an earlier leader received and has written: a status has a generation, and the spec in force

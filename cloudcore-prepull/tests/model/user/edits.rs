@@ -8,6 +8,7 @@ use prepull_api::crd::job::{
 };
 
 use crate::check::specs::is_valid;
+use crate::removal;
 use crate::rng::Rng;
 
 /// Edits a field that a running job follows.
@@ -97,6 +98,9 @@ pub(super) fn windows(kind: usize) -> Vec<WindowSpec> {
 
 /// Edits a field that a running job does not follow, to a valid value.
 pub(super) fn edit_fixed_part(spec: &mut ImagePrePullJobSpec, edges: usize, rng: &mut Rng) {
+    if spec.image_pre_pull_template.remove.is_some() {
+        return removal::edit_fixed_part(spec, rng);
+    }
     let template = &mut spec.image_pre_pull_template;
     match rng.below(11) {
         0 => template.images = vec!["r.example/other:v1".to_owned()],
@@ -136,7 +140,7 @@ pub(super) fn make_invalid(spec: &mut ImagePrePullJobSpec, rng: &mut Rng) {
         }
         9 => spec.rollout = Some(RolloutStrategy { steps: Vec::new(), pause_seconds: -1 }),
         10 => template.images = vec![String::new()],
-        11 => template.images.clear(),
+        11 => (template.images, template.remove) = (Vec::new(), None),
         12 => template.image_sources = vec![ImageSource::default()],
         13 => template.image_pull_policy = Some(bad()),
         14 => template.check_items = vec![bad()],
