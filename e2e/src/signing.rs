@@ -55,6 +55,15 @@ impl Signer {
         Ok(std::fs::read_to_string(self.dir.join("cosign.pub"))?)
     }
 
+    /// Fingerprint of the public key as the docs compute it: by OpenSSL, in the form of `signedBy`.
+    pub async fn fingerprint(&self) -> Result<String> {
+        let mut command = Command::new("sh");
+        let pipe = "openssl pkey -pubin -in cosign.pub -outform DER | sha256sum";
+        command.current_dir(&self.dir).args(["-c", pipe]);
+        let sum = parts::output(command).await?;
+        Ok(format!("sha256:{}", sum.get(..12).context("no sum")?))
+    }
+
     /// Signs an image of a registry without users: a repository, and a digest.
     pub async fn sign(&self, registry: &Registry, repository: &str, digest: &str, form: Form) -> Result<()> {
         let image = registry.image(&format!("{repository}@{digest}"));

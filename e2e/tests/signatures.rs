@@ -8,6 +8,7 @@ use prepull_api::crd::status::ImagePrePullJobStatus;
 use prepull_api::download::{Verification, VerificationMode};
 use prepull_api::failure::FailureCode;
 use prepull_api::image::Reference;
+use prepull_e2e::plugin::Person;
 use prepull_e2e::ports::Port;
 use prepull_e2e::prelude::*;
 use prepull_e2e::proxy::Record;
@@ -61,7 +62,7 @@ async fn only_a_known_keys_signature_counts() -> Result<()> {
             signer.sign(&registry, &repository, image.digest(), form).await?;
 
             let verdict = check(&signed, VerificationMode::Enforce, &[&stranger, signer]).await??;
-            assert_eq!(verdict, Verdict::Signed, "{case}");
+            assert_eq!(verdict, Verdict::Signed { by: signer.fingerprint().await? }, "{case}");
             let by_other = refusal(&signed, &[&stranger]).await?;
             assert!(by_other.contains("by none of the keys"), "{case}: {by_other}");
             let missing = refusal(&unsigned, &[signer]).await?;
@@ -82,7 +83,10 @@ async fn only_a_known_keys_signature_counts() -> Result<()> {
     let other = refusal(&attested, &[&ecdsa]).await?;
     assert!(other.contains("and not the image itself"), "{other}");
     ecdsa.sign(&registry, "attested/app", image.digest(), Form::Bundle).await?;
-    assert_eq!(check(&attested, VerificationMode::Enforce, &[&ecdsa]).await??, Verdict::Signed);
+    assert_eq!(
+        check(&attested, VerificationMode::Enforce, &[&ecdsa]).await??,
+        Verdict::Signed { by: ecdsa.fingerprint().await? }
+    );
     Ok(())
 }
 
@@ -124,7 +128,7 @@ async fn signatures_are_found_behind_mirrors() -> Result<()> {
 
             origin.route_by_mirror(at_mirror.addr(), at_origin.addr())?;
             match (verify().await?, signed) {
-                (Ok(Verdict::Signed), [true, _] | [_, true]) => {}
+                (Ok(Verdict::Signed { .. }), [true, _] | [_, true]) => {}
                 (Err(error), [false, false]) if error.code == FailureCode::SignatureInvalid => {}
                 (other, _) => bail!("{layout}, signed at {where_signed}: {other:?}"),
             }
@@ -134,7 +138,7 @@ async fn signatures_are_found_behind_mirrors() -> Result<()> {
             // In an air-gapped site only the mirror can be reached.
             origin.route_by_mirror(at_mirror.addr(), nowhere.addr())?;
             match (verify().await?, signed) {
-                (Ok(Verdict::Signed), [true, _]) => {}
+                (Ok(Verdict::Signed { .. }), [true, _]) => {}
                 // The origin may have one, so we don't know that it's unsigned.
                 (Err(error), [false, _]) if error.code == FailureCode::Unreachable => {}
                 (other, _) => bail!("{layout}, signed at {where_signed}, air-gapped: {other:?}"),
@@ -168,7 +172,7 @@ async fn a_referrer_in_trouble_hides_no_other() -> Result<()> {
     ensure!(read.len() == 2, "two signatures are looked at: {read:?}");
 
     let verify = async || check_by(client(), &reference, VerificationMode::Enforce, &[&signer]).await;
-    assert_eq!(verify().await??, Verdict::Signed);
+    assert_eq!(verify().await??, Verdict::Signed { by: signer.fingerprint().await? });
     let mut outcomes = Vec::new();
     for path in &read {
         link.fail_next_on(path, 1000, 503);
@@ -178,7 +182,7 @@ async fn a_referrer_in_trouble_hides_no_other() -> Result<()> {
     // An unreadable signature doesn't make another one invalid; if none is valid, it might have been.
     outcomes.sort_by_key(Result::is_ok);
     ensure!(
-        matches!(&outcomes[..], [Err(error), Ok(Verdict::Signed)] if error.code == FailureCode::RegistryError),
+        matches!(&outcomes[..], [Err(error), Ok(Verdict::Signed { .. })] if error.code == FailureCode::RegistryError),
         "{outcomes:?}"
     );
     Ok(())
@@ -227,5 +231,16 @@ async fn a_job_pulls_only_signed_images() -> Result<()> {
     let (there, code, reason) = image_of(&status, &unsigned)?;
     assert_eq!((there, code), (Tristate::True, None));
     ensure!(reason.contains("without a valid signature") && reason.contains("not signed"), "{reason}");
+
+    // Which key it was: in the status, and for a person.
+    let by = signer.fingerprint().await?;
+    let signed_by =
+        |image: &str| status.image("edge-1", image).and_then(|image| image.facts.signed_by.clone());
+    assert_eq!((signed_by(&signed), signed_by(&unsigned)), (Some(by.clone()), None));
+    let person = Person::new(stage.cluster.kubeconfig());
+    let said = person.runs("verify warned").await?.is(0, &["SIGNED BY"])?;
+    let line_of = |image: &str| said.out.lines().find(|line| line.ends_with(image)).unwrap_or_default();
+    ensure!(line_of(&signed).starts_with(&format!("{by} ")), "{}", said.out);
+    ensure!(line_of(&unsigned).starts_with("- "), "{}", said.out);
     Ok(())
 }

@@ -206,8 +206,8 @@ impl<P: Puller> Fetching<P> {
         fetcher.unreachable.forget(registry);
         // From here on, we fetch and unpack only this digest.
         let verdict = match request.terms.verification {
-            Some(verification) => verify(&repository, &resolved.descriptor, verification).await?,
-            None => Verdict::Signed,
+            Some(verification) => Some(verify(&repository, &resolved.descriptor, verification).await?),
+            None => None,
         };
         let image = ImageParts::read(&fetcher.store, &repository, resolved).await?;
         let Some(lease) = fetcher.leases.acquire(request.reference).await else {
@@ -263,16 +263,19 @@ impl<P: Puller> Fetching<P> {
             .map_err(|stop| stop.after_answer(request.reference, download.unpacking.layer().as_deref()))?;
         download.keep_deltas().await;
         fetcher.leases.release(request.reference).await;
-        let warning = match verdict {
-            Verdict::Signed => None,
-            Verdict::Unsigned { reason } => {
-                Some(truncate_reason(&format!("pulled without a valid signature: {reason}")))
+        let (signed_by, warning) = match verdict {
+            None => (None, None),
+            Some(Verdict::Signed { by }) => (Some(by), None),
+            Some(Verdict::Unsigned { reason }) => {
+                let warning = format!("pulled without a valid signature: {reason}");
+                (None, Some(truncate_reason(&warning)))
             }
         };
         let shared = download.shared.as_ref();
         let no_delta = download.no_delta.get();
         let facts = ImageFacts {
             pulled_by: Some(PulledBy::Agent),
+            signed_by,
             unshared_reason: shared.map(Shared::why_not).unwrap_or_default(),
             delta_saved_bytes: download.deltas.is_some().then(|| layers.iter().map(Layer::spared).sum()),
             no_delta: no_delta.map(|unused| unused.code),

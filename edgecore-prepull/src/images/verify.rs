@@ -28,7 +28,10 @@ use super::puller::{ErrorClass, PullError};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It has a valid signature by one of the keys.
-    Signed,
+    Signed {
+        /// Fingerprint of the key, in the form of [`prepull_api::task::ImageFacts::signed_by`].
+        by: String,
+    },
     /// It has no valid signature, or we couldn't check. The mode is Warn.
     Unsigned {
         /// Why, for a person.
@@ -64,7 +67,7 @@ pub async fn verify(
     verification: &Verification,
 ) -> Result<Verdict, PullError> {
     match (check(repository, image, verification).await, verification.mode) {
-        (Ok(()), _) => Ok(Verdict::Signed),
+        (Ok(by), _) => Ok(Verdict::Signed { by }),
         (Err(error), VerificationMode::Enforce) => Err(error),
         (Err(error), VerificationMode::Warn) => Ok(Verdict::Unsigned { reason: error.message }),
     }
@@ -74,7 +77,7 @@ async fn check(
     repository: &Repository,
     image: &Descriptor,
     verification: &Verification,
-) -> Result<(), PullError> {
+) -> Result<String, PullError> {
     let unusable =
         |reason: &str| PullError::new(ErrorClass::Permanent, reason).with_code(FailureCode::SecretUnusable);
     if let Some(reason) = &verification.unavailable {
@@ -83,8 +86,8 @@ async fn check(
     let keys = Keys::parse(&verification.keys).map_err(|reason| unusable(&reason))?;
     let mut search = Search::new(repository, image, &keys);
     match search.find().await {
-        Ok(true) => return Ok(()),
-        Ok(false) => {}
+        Ok(Some(signer)) => return Ok(signer),
+        Ok(None) => {}
         Err(error) => {
             let error = PullError::from(error);
             let elsewhere =

@@ -314,6 +314,7 @@ fn log_end(image: &ImageTask, result: &ImageResult) {
     let ImageFacts {
         pulled_by,
         pulled_by_reason: left_because,
+        signed_by,
         unshared_reason: not_shared_because,
         delta_saved_bytes,
         no_delta,
@@ -349,6 +350,7 @@ fn log_end(image: &ImageTask, result: &ImageResult) {
             pinned,
             ?pulled_by,
             left_because,
+            signed_by,
             from_peers,
             not_shared_because,
             delta_saved_bytes,

@@ -14,6 +14,10 @@ pub struct ImageFacts {
     /// Why the agent has left the download to the container runtime.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub pulled_by_reason: String,
+    /// The key whose signature of the image is valid: `sha256:` and the first 12 hexadecimal digits of the SHA-256 of its
+    /// public key in DER (SubjectPublicKeyInfo). Absent if the image was there already, since then no signature is verified.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signed_by: Option<String>,
     /// Why the node got nothing from the neighbours of its site, although the job shares layers within sites.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub unshared_reason: String,
@@ -44,6 +48,8 @@ impl ImageFacts {
         let Self {
             pulled_by: _,
             pulled_by_reason,
+            // Its form is restricted instead.
+            signed_by: _,
             unshared_reason,
             delta_saved_bytes: _,
             no_delta: _,

@@ -80,6 +80,7 @@ fn a_result_always_fits_into_a_message() {
             facts: ImageFacts {
                 pulled_by: Some(PulledBy::Runtime),
                 pulled_by_reason: truncate_note(&reason),
+                signed_by: Some(format!("sha256:{}", "f".repeat(12))),
                 unshared_reason: String::new(),
                 delta_saved_bytes: Some(u64::MAX),
                 no_delta: Some(NoDelta::OtherSource),
@@ -228,6 +229,7 @@ fn results_keep_their_bytes() {
                     ImageResult {
                         facts: ImageFacts {
                             pulled_by_reason: "--fetch=runtime".to_owned(),
+                            signed_by: Some("sha256:0123456789ab".to_owned()),
                             ..PulledBy::Runtime.into()
                         },
                         ..image(ImageOutcome::Pulled)
@@ -246,7 +248,7 @@ fn results_keep_their_bytes() {
             r#""check":{"passed":false,"reason":"disk full"},"images":["#,
             r#"{"outcome":"pulled","digest":"sha256:a","id":"sha256:b","bytes":{"done":7,"total":7},"attempts":1},"#,
             r#"{"outcome":"present","attempts":0,"pinned":true},"#,
-            r#"{"outcome":"pulled","attempts":0,"pulledBy":"Runtime","pulledByReason":"--fetch=runtime"},"#,
+            r#"{"outcome":"pulled","attempts":0,"pulledBy":"Runtime","pulledByReason":"--fetch=runtime","signedBy":"sha256:0123456789ab"},"#,
             r#"{"outcome":"failed","reason":"404","code":"NotFound","attempts":0},"#,
             r#"{"outcome":"stopped","attempts":0}],"took":1500}"#,
         ),

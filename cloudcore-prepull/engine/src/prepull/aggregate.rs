@@ -311,6 +311,7 @@ mod tests {
                         *reason = "\u{1f4a5}".repeat(256);
                     }
                     image.digest = Some(format!("sha512:{}", "f".repeat(128)));
+                    image.facts.signed_by = Some(format!("sha256:{}", "f".repeat(12)));
                 }
                 node
             })

@@ -1,5 +1,6 @@
 //! `kubectl prepull verify`.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
@@ -7,7 +8,7 @@ use clap::Args;
 use futures::TryStreamExt;
 use kube::ResourceExt;
 use prepull_api::crd::job::ImagePrePullJob;
-use prepull_api::crd::status::{NodePhase, NodeStatus, RecheckStatus};
+use prepull_api::crd::status::{NodePhase, NodeStatus, RecheckStatus, Tristate};
 use serde::Serialize;
 use serde_json::json;
 
@@ -29,6 +30,10 @@ const BEGIN: Duration = Duration::from_secs(60);
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Asks the nodes that succeeded whether their images are still there, with the digest that was pulled; nothing is downloaded.
+For a job with spec.verify, the table of keys shows by which key each image was signed when it was pulled, as the SHA-256 of
+the public key in DER: openssl pkey -pubin -in cosign.pub -outform DER | sha256sum. It is - where the image was there
+already, and from an older edgecore-prepull.
+
 A node that lacks one becomes a Failure with the code Removed, and `retry` brings back what is missing. A re-check takes two
 minutes at most: a node that has not answered by then keeps its result. -o name prints the nodes that lack an image.
 
@@ -56,6 +61,19 @@ struct Found {
     not_checked: u32,
     /// Those of both kinds.
     nodes: Vec<FoundNode>,
+    /// Only for a job with `spec.verify`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    keys: Vec<FoundKey>,
+}
+
+/// The nodes that have an image by the same key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct FoundKey {
+    image: String,
+    /// Fingerprint of the key. None if the node has not verified a signature.
+    signed_by: Option<String>,
+    nodes: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -146,13 +164,29 @@ async fn wait(
 }
 
 async fn read(cluster: &Cluster, job: &ImagePrePullJob) -> anyhow::Result<Found> {
-    let mut nodes = Vec::new();
+    let (mut nodes, mut keys) = (Vec::new(), Keys::new());
     let mut pages = std::pin::pin!(jobs::reports(cluster, job));
     while let Some(page) = pages.try_next().await? {
-        nodes.extend(page.iter().flat_map(|report| report.body.node_status.iter().filter_map(found_node)));
+        let records = || page.iter().flat_map(|report| &report.body.node_status);
+        nodes.extend(records().filter_map(found_node));
+        if job.spec.verify.is_some() {
+            records().for_each(|record| count_keys(&mut keys, record));
+        }
     }
+    let keys =
+        keys.into_iter().map(|((image, signed_by), nodes)| FoundKey { image, signed_by, nodes }).collect();
     let RecheckStatus { present, missing, not_checked, .. } = recheck(job).cloned().unwrap_or_default();
-    Ok(Found { job: job.name_any(), present, missing, not_checked, nodes })
+    Ok(Found { job: job.name_any(), present, missing, not_checked, nodes, keys })
+}
+
+/// How many nodes have each image by each key.
+type Keys = BTreeMap<(String, Option<String>), u32>;
+
+fn count_keys(keys: &mut Keys, record: &NodeStatus) {
+    for image in record.image_status.iter().filter(|image| image.status == Tristate::True) {
+        let signed_by = image.facts.signed_by.as_deref().map(tame);
+        *keys.entry((image.image.clone(), signed_by)).or_default() += 1;
+    }
 }
 
 fn found_node(record: &NodeStatus) -> Option<FoundNode> {
@@ -166,7 +200,7 @@ fn found_node(record: &NodeStatus) -> Option<FoundNode> {
 }
 
 fn render(found: &Found, screen: Screen) -> String {
-    let Found { job, present, missing, not_checked, nodes } = found;
+    let Found { job, present, missing, not_checked, nodes, keys } = found;
     let all = present + missing + not_checked;
     let mut text = format!("job {job}: {present} of {all} nodes still have every image");
     if *missing > 0 {
@@ -184,6 +218,14 @@ fn render(found: &Found, screen: Screen) -> String {
         }));
         text = format!("{text}{}", with_text(&rows, screen.width));
     }
+    if !keys.is_empty() {
+        let mut rows = vec![["SIGNED BY", "NODES", "IMAGE"].map(str::to_owned).to_vec()];
+        rows.extend(keys.iter().map(|FoundKey { image, signed_by, nodes }| {
+            let signed_by = signed_by.clone().unwrap_or_else(|| "-".to_owned());
+            vec![signed_by, nodes.to_string(), image.clone()]
+        }));
+        text = format!("{text}{}", with_text(&rows, screen.width));
+    }
     if *missing > 0 {
         text = format!("{text}kubectl prepull retry {job} brings back what is missing\n");
     }
@@ -194,7 +236,8 @@ fn render(found: &Found, screen: Screen) -> String {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use prepull_api::crd::status::{NodeRecheck, Summary};
+    use prepull_api::crd::status::{ImageStatus, NodeRecheck, Summary};
+    use prepull_api::task::ImageFacts;
     use serde_json::Value;
 
     use super::*;
@@ -245,7 +288,8 @@ mod tests {
             never,
         ];
         let nodes = records.iter().filter_map(found_node).collect();
-        let found = Found { job: "web".to_owned(), present: 1, missing: 1, not_checked: 1, nodes };
+        let found =
+            Found { job: "web".to_owned(), present: 1, missing: 1, not_checked: 1, nodes, keys: Vec::new() };
         let text = render(&found, Screen::plain(80));
         let expected = "\
 job web: 1 of 3 nodes still have every image, missing on 1, 1 not checked
@@ -255,5 +299,41 @@ n2     not checked   offline
 kubectl prepull retry web brings back what is missing
 ";
         assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn shows_the_key_of_each_signature() {
+        let image = |key: Option<&str>, status| ImageStatus {
+            image: "app:1".to_owned(),
+            status,
+            facts: ImageFacts { signed_by: key.map(str::to_owned), ..ImageFacts::default() },
+            ..ImageStatus::default()
+        };
+        let (old, new) = (Some("sha256:0123456789ab"), Some("sha256:ba9876543210"));
+        let mut keys = Keys::new();
+        for (key, status) in [
+            (old, Tristate::True),
+            (new, Tristate::True),
+            (new, Tristate::True),
+            (None, Tristate::True),
+            (old, Tristate::False),
+        ] {
+            let image_status = vec![image(key, status)];
+            count_keys(&mut keys, &NodeStatus { image_status, ..NodeStatus::default() });
+        }
+        let keys = keys
+            .into_iter()
+            .map(|((image, signed_by), nodes)| FoundKey { image, signed_by, nodes })
+            .collect();
+        let found =
+            Found { job: "web".to_owned(), present: 4, missing: 0, not_checked: 0, nodes: Vec::new(), keys };
+        let expected = "\
+job web: 4 of 4 nodes still have every image
+SIGNED BY             NODES   IMAGE
+-                     1       app:1
+sha256:0123456789ab   1       app:1
+sha256:ba9876543210   2       app:1
+";
+        assert_eq!(render(&found, Screen::plain(80)), expected);
     }
 }

@@ -82,8 +82,8 @@ impl Bundle {
     }
 
     /// Checks that one of the keys has signed it, and that it's about the image. `manifest` is the content of the
-    /// image's manifest, if [needed](Self::needs_manifest).
-    pub(super) fn check(&self, digest: &str, manifest: Option<&[u8]>, keys: &Keys) -> Result<(), Flaw> {
+    /// image's manifest, if [needed](Self::needs_manifest). Returns the key's fingerprint.
+    pub(super) fn check(&self, digest: &str, manifest: Option<&[u8]>, keys: &Keys) -> Result<String, Flaw> {
         let by_other = || {
             let Material { certificate, x509_certificate_chain } = &self.verification_material;
             let keyless = certificate.is_some() || x509_certificate_chain.is_some();
@@ -91,12 +91,13 @@ impl Bundle {
         };
         match (&self.dsse_envelope, &self.message_signature, manifest) {
             (Some(envelope), None, _) => {
-                let payload = envelope.open(keys)?.ok_or_else(by_other)?;
-                check_statement(digest, &payload)
+                let (payload, signer) = envelope.open(keys)?.ok_or_else(by_other)?;
+                check_statement(digest, &payload)?;
+                Ok(signer)
             }
             (None, Some(message), Some(manifest)) => {
-                let signed = keys.have_signed(manifest, &decode(&message.signature)?);
-                if signed { Ok(()) } else { Err(by_other()) }
+                let signer = keys.signer(manifest, &decode(&message.signature)?);
+                signer.map(str::to_owned).ok_or_else(by_other)
             }
             _ => Err(Flaw::Malformed("a bundle without the one signature that it is for".to_owned())),
         }
@@ -104,18 +105,18 @@ impl Bundle {
 }
 
 impl Envelope {
-    /// The payload, if one of the keys has signed it. The signature covers the type and the lengths as well as the
+    /// The payload and the key's fingerprint, if one of the keys has signed it. The signature covers the type and the lengths as well as the
     /// payload, so that no envelope passes for another.
-    fn open(&self, keys: &Keys) -> Result<Option<Vec<u8>>, Flaw> {
+    fn open(&self, keys: &Keys) -> Result<Option<(Vec<u8>, String)>, Flaw> {
         let payload = STANDARD.decode(&self.payload);
         let payload = payload.map_err(|_| Flaw::Malformed("not base64".to_owned()))?;
         let kind = &self.payload_type;
         let mut message = format!("DSSEv1 {} {kind} {} ", kind.len(), payload.len()).into_bytes();
         message.extend_from_slice(&payload);
         for Signature { sig } in self.signatures.iter().take(MAX_SIGNATURES) {
-            if keys.have_signed(&message, &decode(sig)?) {
+            if let Some(signer) = keys.signer(&message, &decode(sig)?) {
                 return if kind == IN_TOTO {
-                    Ok(Some(payload))
+                    Ok(Some((payload, signer.to_owned())))
                 } else {
                     Err(Flaw::OtherStatement(shorten(kind)))
                 };

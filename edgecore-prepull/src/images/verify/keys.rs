@@ -1,6 +1,7 @@
 //! The public keys of a job.
 
 use ed25519_dalek::{Digest, Sha512, VerifyingKey};
+use prepull_registry::digest::sha256;
 use ring::signature::{ECDSA_P256_SHA256_ASN1, ED25519, UnparsedPublicKey};
 use rustls_pki_types::SubjectPublicKeyInfoDer;
 use rustls_pki_types::pem::PemObject;
@@ -10,11 +11,16 @@ use x509_parser::x509::SubjectPublicKeyInfo;
 
 /// Most keys of a job: the texts that it may have, each with a successor.
 const MAX_KEYS: usize = 16;
+/// Bytes of a fingerprint: the algorithm and 12 hexadecimal digits. It only distinguishes the keys of a job for a person;
+/// signatures are verified with whole keys.
+const FINGERPRINT: usize = "sha256:".len() + 12;
 
 /// Keys. A signature by any of them is sufficient.
 pub(super) struct Keys(Vec<Key>);
 
 struct Key {
+    /// Fingerprint of its SubjectPublicKeyInfo, in the form of [`prepull_api::task::ImageFacts::signed_by`].
+    fingerprint: String,
     key: UnparsedPublicKey<Vec<u8>>,
     /// The same key for signatures of the message's SHA-512, only for Ed25519: cosign 2 signs the message, and cosign 3
     /// its hash (Ed25519ph).
@@ -42,12 +48,13 @@ impl Keys {
         if keys.is_empty() { Err("there is no key for signatures".to_owned()) } else { Ok(Self(keys)) }
     }
 
-    /// Whether one of them has made the signature of this message.
-    pub(super) fn have_signed(&self, message: &[u8], signature: &[u8]) -> bool {
-        self.0.iter().any(|Key { key, of_hash }| {
+    /// Fingerprint of the key that has made the signature of this message.
+    pub(super) fn signer(&self, message: &[u8], signature: &[u8]) -> Option<&str> {
+        let signer = self.0.iter().find(|Key { key, of_hash, .. }| {
             let of_hash = || of_hash.as_ref().is_some_and(|key| has_signed_hash(key, message, signature));
             key.verify(message, signature).is_ok() || of_hash()
-        })
+        });
+        signer.map(|key| key.fingerprint.as_str())
     }
 }
 
@@ -62,12 +69,15 @@ fn read(der: &[u8]) -> Result<Key, &'static str> {
         return Err("is malformed");
     }
     let curve = key.algorithm.parameters.as_ref().and_then(|curve| curve.as_oid().ok());
+    let fingerprint = sha256(der).chars().take(FINGERPRINT).collect();
     let bytes = key.subject_public_key.data.as_ref();
     if key.algorithm.algorithm == OID_SIG_ED25519 {
         let of_hash = VerifyingKey::try_from(bytes).map_err(|_| "is malformed")?;
-        Ok(Key { key: UnparsedPublicKey::new(&ED25519, bytes.to_vec()), of_hash: Some(of_hash) })
+        let key = UnparsedPublicKey::new(&ED25519, bytes.to_vec());
+        Ok(Key { fingerprint, key, of_hash: Some(of_hash) })
     } else if key.algorithm.algorithm == OID_KEY_TYPE_EC_PUBLIC_KEY && curve == Some(OID_EC_P256) {
-        Ok(Key { key: UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, bytes.to_vec()), of_hash: None })
+        let key = UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, bytes.to_vec());
+        Ok(Key { fingerprint, key, of_hash: None })
     } else {
         Err("is neither ECDSA on P-256 nor Ed25519")
     }

@@ -45,26 +45,28 @@ impl<'a> Search<'a> {
         Self { repository, image, keys, worst, cut, seen, failure, failures }
     }
 
-    /// Whether there's a valid signature. We ask the endpoints one after another, since a mirror may lack a signature
+    /// Fingerprint of the key of a valid signature. We ask the endpoints one after another, since a mirror may lack a signature
     /// that the registry has.
     ///
     /// # Errors
     /// None was found, and something that may have been one could not be read.
-    pub(super) async fn find(&mut self) -> Result<bool, RegistryError> {
+    pub(super) async fn find(&mut self) -> Result<Option<String>, RegistryError> {
         for place in self.repository.places() {
-            if self.find_at(place).await {
-                return Ok(true);
+            let signer = self.find_at(place).await;
+            if signer.is_some() {
+                return Ok(signer);
             }
         }
-        self.failure.take().map_or(Ok(false), Err)
+        self.failure.take().map_or(Ok(None), Err)
     }
 
-    async fn find_at(&mut self, place: Place<'_>) -> bool {
+    async fn find_at(&mut self, place: Place<'_>) -> Option<String> {
         let tag = format!("{}.sig", self.image.digest.replace(':', "-"));
         match place.resolve_tag(&tag).await {
             Ok(Some(found)) => {
-                if self.is_signed_by(&found.descriptor, found.manifest).await {
-                    return true;
+                let signer = self.signer_of(&found.descriptor, found.manifest).await;
+                if signer.is_some() {
+                    return signer;
                 }
             }
             Ok(None) => {}
@@ -72,7 +74,7 @@ impl<'a> Search<'a> {
                 let is_away = error.kind == Kind::Unreachable;
                 self.note_failure(error);
                 if is_away {
-                    return false;
+                    return None;
                 }
             }
         }
@@ -80,38 +82,39 @@ impl<'a> Search<'a> {
             Ok(all) => all,
             Err(error) => {
                 self.note_failure(error);
-                return false;
+                return None;
             }
         };
         let signatures: Vec<Descriptor> = all.into_iter().filter(may_be_signature).collect();
         self.count(signatures.len());
         for signature in signatures.iter().take(MAX_SIGNATURES) {
-            if self.is_signed_by(signature, None).await {
-                return true;
+            let signer = self.signer_of(signature, None).await;
+            if signer.is_some() {
+                return signer;
             }
         }
-        false
+        None
     }
 
-    /// Whether one of the signatures in this manifest is valid. If one can't be read, we continue: the next may be
+    /// Fingerprint of the key of a valid signature in this manifest. If one can't be read, we continue: the next may be
     /// valid.
-    async fn is_signed_by(&mut self, descriptor: &Descriptor, content: Option<Vec<u8>>) -> bool {
+    async fn signer_of(&mut self, descriptor: &Descriptor, content: Option<Vec<u8>>) -> Option<String> {
         if self.failures >= MAX_FAILURES || self.seen.contains(&descriptor.digest) {
-            return false;
+            return None;
         }
         match self.check_manifest(descriptor, content).await {
-            Ok(is_valid) => {
+            Ok(signer) => {
                 self.seen.insert(descriptor.digest.clone());
-                is_valid
+                signer
             }
             // A referrers list may name a missing manifest.
             Err(error) if error.kind == Kind::NotFound => {
                 self.note(Flaw::Missing);
-                false
+                None
             }
             Err(error) => {
                 self.note_failure(error);
-                false
+                None
             }
         }
     }
@@ -145,15 +148,15 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Whether one of the signatures in this manifest is valid.
+    /// Fingerprint of the key of a valid signature in this manifest.
     async fn check_manifest(
         &mut self,
         descriptor: &Descriptor,
         content: Option<Vec<u8>>,
-    ) -> Result<bool, RegistryError> {
+    ) -> Result<Option<String>, RegistryError> {
         if descriptor.size > MAX_DOCUMENT {
             self.note(Flaw::TooLarge(descriptor.size));
-            return Ok(false);
+            return Ok(None);
         }
         let content = match content {
             Some(content) => content,
@@ -161,7 +164,7 @@ impl<'a> Search<'a> {
         };
         let Ok(manifest) = Manifest::parse(&content) else {
             self.note(Flaw::Malformed("not a manifest".to_owned()));
-            return Ok(false);
+            return Ok(None);
         };
         let is_signature = |layer: &&Descriptor| {
             layer.media_type == simple::MEDIA_TYPE || layer.media_type.starts_with(bundle::MEDIA_TYPE)
@@ -170,14 +173,14 @@ impl<'a> Search<'a> {
         self.count(layers.len());
         for layer in layers.into_iter().take(MAX_SIGNATURES) {
             match self.check_layer(layer).await? {
-                Ok(()) => return Ok(true),
+                Ok(signer) => return Ok(Some(signer)),
                 Err(flaw) => self.note(flaw),
             }
         }
-        Ok(false)
+        Ok(None)
     }
 
-    async fn check_layer(&self, layer: &Descriptor) -> Result<Result<(), Flaw>, RegistryError> {
+    async fn check_layer(&self, layer: &Descriptor) -> Result<Result<String, Flaw>, RegistryError> {
         if layer.size > MAX_DOCUMENT {
             return Ok(Err(Flaw::TooLarge(layer.size)));
         }

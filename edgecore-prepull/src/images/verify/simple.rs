@@ -35,18 +35,16 @@ struct Image {
     digest: String,
 }
 
-/// Checks that one of the keys has signed the document, and that it's about the image.
-pub(super) fn check(digest: &str, document: &[u8], signature: &str, keys: &Keys) -> Result<(), Flaw> {
-    if !keys.have_signed(document, &decode(signature)?) {
-        return Err(Flaw::OtherKey);
-    }
+/// Checks that one of the keys has signed the document, and that it's about the image. Returns the key's fingerprint.
+pub(super) fn check(digest: &str, document: &[u8], signature: &str, keys: &Keys) -> Result<String, Flaw> {
+    let signer = keys.signer(document, &decode(signature)?).ok_or(Flaw::OtherKey)?;
     let document: Document = serde_json::from_slice(document)
         .map_err(|_| Flaw::Malformed("not a document of cosign".to_owned()))?;
     let Critical { image, kind } = document.critical;
     if !TYPES.contains(&kind.as_str()) {
         return Err(Flaw::OtherStatement(shorten(&kind)));
     }
-    if image.digest == digest { Ok(()) } else { Err(Flaw::OtherImage(shorten(&image.digest))) }
+    if image.digest == digest { Ok(signer.to_owned()) } else { Err(Flaw::OtherImage(shorten(&image.digest))) }
 }
 
 /// The bytes of a signature.

@@ -112,6 +112,12 @@ fn is_plausible_digest(text: &str) -> bool {
         && text.split_once(':').is_some_and(|(algorithm, hex)| is_of(algorithm, "+._-") && is_of(hex, "=_-"))
 }
 
+/// Whether this has the form of [`ImageFacts::signed_by`](prepull_api::task::ImageFacts::signed_by), and so its length.
+fn is_fingerprint(text: &str) -> bool {
+    let is_hex = |c: u8| c.is_ascii_digit() || (b'a'..=b'f').contains(&c);
+    text.strip_prefix("sha256:").is_some_and(|hex| hex.len() == 12 && hex.bytes().all(is_hex))
+}
+
 /// When the images of a node were known to be there last.
 fn last_seen(record: &NodeStatus) -> Option<Timestamp> {
     let checked = record.recheck.as_ref().and_then(|recheck| recheck.checked_time.as_ref());
@@ -180,6 +186,7 @@ pub(super) fn apply_result(
         image.attempts = *attempts;
         image.pinned = *pinned;
         image.facts = facts.clone();
+        image.facts.signed_by = facts.signed_by.clone().filter(|key| is_fingerprint(key));
         // More than the image has can't be spared.
         let size = image.bytes.map_or(0, |bytes| bytes.total);
         image.facts.delta_saved_bytes = facts.delta_saved_bytes.map(|saved| saved.min(size));
@@ -264,7 +271,23 @@ fn bytes(Bytes { done, total }: Bytes, from_peers: Option<u64>) -> ImageBytes {
 
 #[cfg(test)]
 mod tests {
-    use super::is_plausible_digest;
+    use super::{is_fingerprint, is_plausible_digest};
+
+    #[test]
+    fn a_keys_fingerprint_has_one_form() {
+        assert!(is_fingerprint("sha256:0123456789ab"));
+        for bad in [
+            "",
+            "sha256:",
+            "sha256:0123456789a",
+            "sha256:0123456789abc",
+            "sha256:0123456789AB",
+            "sha256:\u{1b}[2J12345678",
+            "sha512:0123456789ab",
+        ] {
+            assert!(!is_fingerprint(bad), "{bad:?}");
+        }
+    }
 
     #[test]
     fn a_digest_has_the_form_of_one() {

@@ -391,6 +391,19 @@ fn the_record_keeps_each_images_downloader() {
 }
 
 #[test]
+fn the_record_keeps_a_keys_fingerprint_and_no_other_text() {
+    for (claimed, kept) in [("sha256:0123456789ab", Some("sha256:0123456789ab")), ("by the vendor", None)] {
+        let mut rollout = rollout(1, 1, "0");
+        all_online(&mut rollout, 1);
+        rollout.advance(at(0));
+        let mut result = result(TaskOutcome::Succeeded);
+        result.images[0].facts.signed_by = Some(claimed.to_owned());
+        assert!(rollout.record_result(&node(0), Some(&plan()), &result, at(1)));
+        assert_eq!(rollout.record(&node(0)).unwrap().image_status[0].facts.signed_by.as_deref(), kept);
+    }
+}
+
+#[test]
 fn the_record_keeps_the_kubelets_reason() {
     let mut rollout = rollout(1, 1, "0");
     all_online(&mut rollout, 1);

@@ -14,6 +14,7 @@ export function detailOf({ job, name, record, events: all }) {
       ["Pulled as", image.pulledImage && image.pulledImage !== image.image ? image.pulledImage : null],
       ["Digest", image.digest],
       ["By", image.pulledBy],
+      ["Signed by", image.signedBy],
       ["Cause", image.code],
       ["Reason", image.reason],
       ["Kubelet", image.kubeletRecordReason],
