@@ -1,6 +1,7 @@
 //! A job that is to be made: what `run` and `from` ask for. Pure.
 
 mod course;
+mod nodes;
 
 use std::time::Duration;
 
@@ -21,6 +22,7 @@ use prepull_api::task::PullPolicy;
 
 use crate::window::Window;
 pub(crate) use course::{Concurrency, CourseArgs, PaceArgs, SecretName, parse_deltas};
+pub(crate) use nodes::ChosenNodes;
 
 /// Longest name that also fits into the label of the job's reports.
 const LONGEST_NAME: usize = 63;

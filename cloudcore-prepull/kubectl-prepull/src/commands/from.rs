@@ -14,10 +14,10 @@ use prepull_api::selector::Selector;
 use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 
-use super::run::{nodes_of, object_form};
+use super::run::nodes_of;
 use crate::amounts::{count, listed};
 use crate::cluster::Cluster;
-use crate::order::{CourseArgs, Order, edge_selector, job_name};
+use crate::order::{ChosenNodes, CourseArgs, Order, edge_selector, job_name};
 use crate::pages::pages;
 use crate::problem::{self, WrongUsage};
 use crate::session::{Ended, GlobalArgs, Session};
@@ -34,7 +34,7 @@ const EXAMPLES: usize = 3;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 The images of all containers, of image volumes too, become a job for the edge nodes on which the pods may run: by nodeName,
-nodeSelector, required node affinity and tolerations. What a container pulls Always, the job pulls Always too. The pull secrets of the pods, or else of their ServiceAccount, serve
+nodeSelector, required node affinity and tolerations; --selector and --node name others in their place. What a container pulls Always, the job pulls Always too. The pull secrets of the pods, or else of their ServiceAccount, serve
 the registries of the images; their owner has to allow it. Which registry a secret is for stands in it, and it is not read:
 beside other registries, docker.io gets none. --secret and --registry-secret say otherwise.
 
@@ -55,12 +55,9 @@ pub(crate) struct FromArgs {
     /// Name of the job [default: those of namespace and workload, with the tag of the first image].
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Label selector of the nodes, in place of the workload's.
-    #[arg(short = 'l', long, value_name = "SELECTOR", value_parser = Selector::parse, conflicts_with = "nodes")]
-    selector: Option<Selector>,
-    /// A node, in place of the workload's; may be repeated.
-    #[arg(long = "node", value_name = "NAME")]
-    nodes: Vec<String>,
+    /// The nodes [default: those of the workload].
+    #[command(flatten)]
+    on: ChosenNodes,
     /// Apply the file once the job is Completed.
     #[arg(long, requires = "filename", conflicts_with = "dry_run")]
     apply_then: bool,
@@ -210,12 +207,12 @@ async fn choose_nodes(
     workloads: &[Workload],
     order: &mut Order,
 ) -> anyhow::Result<()> {
-    if !args.nodes.is_empty() {
-        order.nodes.clone_from(&args.nodes);
+    if !args.on.nodes.is_empty() {
+        order.nodes.clone_from(&args.on.nodes);
         return Ok(());
     }
-    if let Some(selector) = &args.selector {
-        order.selector = object_form(selector)?;
+    if let Some(selector) = args.on.selector()? {
+        order.selector = selector;
         return Ok(());
     }
     let choice = &workloads[0].choice;

@@ -6,11 +6,10 @@ use anyhow::Context;
 use clap::Args;
 use prepull_api::crd::remove::RemoveSpec;
 use prepull_api::image::Reference;
-use prepull_api::selector::Selector;
 
-use super::run::{nodes_of, object_form};
+use super::run::nodes_of;
 use crate::cluster::Cluster;
-use crate::order::{Order, PaceArgs, edge_selector, job_name};
+use crate::order::{ChosenNodes, Order, PaceArgs, edge_selector, job_name};
 use crate::session::{Ended, Session};
 use crate::start::{WaitArgs, start};
 
@@ -45,12 +44,9 @@ pub(crate) struct RemoveArgs {
     /// Name of the job [default: remove- and that of the first image, with its tag].
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Label selector of the nodes; edge nodes alone take part.
-    #[arg(short = 'l', long, value_name = "SELECTOR", value_parser = Selector::parse, conflicts_with = "nodes")]
-    selector: Option<Selector>,
-    /// A node; may be repeated.
-    #[arg(long = "node", value_name = "NAME")]
-    nodes: Vec<String>,
+    /// The nodes [default: all edge nodes].
+    #[command(flatten)]
+    on: ChosenNodes,
     /// The flags of how the job goes.
     #[command(flatten)]
     pace: PaceArgs,
@@ -70,7 +66,7 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &RemoveArgs)
 }
 
 fn order(args: &RemoveArgs) -> anyhow::Result<Order> {
-    let RemoveArgs { names, older_than, keep_last, preview, name, selector, nodes, pace, wait: _ } = args;
+    let RemoveArgs { names, older_than, keep_last, preview, name, on, pace, wait: _ } = args;
     let has_rule = older_than.is_some() || keep_last.is_some();
     let is_repository = |name: &&String| {
         let reference = Reference::parse(name).ok();
@@ -89,8 +85,8 @@ fn order(args: &RemoveArgs) -> anyhow::Result<Order> {
     let end = if *preview { "-preview" } else { "" };
     Ok(Order {
         name: name.clone().unwrap_or_else(|| format!("remove-{}{end}", job_name(None, first))),
-        nodes: nodes.clone(),
-        selector: selector.as_ref().map_or_else(|| Ok(edge_selector()), object_form)?,
+        nodes: on.nodes.clone(),
+        selector: on.selector()?.unwrap_or_else(edge_selector),
         removal: Some(removal),
         ..Order::default()
     }

@@ -1,16 +1,14 @@
 //! `kubectl prepull run`.
 
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use clap::Args;
 use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::Api;
 use kube::api::ListParams;
 use prepull_api::image::Reference;
-use prepull_api::selector::Selector;
 
 use crate::cluster::Cluster;
-use crate::order::{CourseArgs, Order, edge_selector, job_name};
+use crate::order::{ChosenNodes, CourseArgs, Order, edge_selector, job_name};
 use crate::problem::{MissingRight, note};
 use crate::session::{Ended, Session};
 use crate::start::{WaitArgs, start};
@@ -38,12 +36,9 @@ pub(crate) struct RunArgs {
     /// Name of the job [default: that of the first image, with its tag].
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Label selector of the nodes; edge nodes alone take part.
-    #[arg(short = 'l', long, value_name = "SELECTOR", value_parser = Selector::parse, conflicts_with = "nodes")]
-    selector: Option<Selector>,
-    /// A node; may be repeated.
-    #[arg(long = "node", value_name = "NAME")]
-    nodes: Vec<String>,
+    /// The nodes [default: all edge nodes].
+    #[command(flatten)]
+    on: ChosenNodes,
     /// The flags of how the job goes.
     #[command(flatten)]
     pub(crate) course: CourseArgs,
@@ -77,26 +72,16 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &RunArgs) ->
 }
 
 fn order(args: &RunArgs, namespace: &str) -> anyhow::Result<Order> {
-    let selector = match &args.selector {
-        Some(selector) => object_form(selector)?,
-        None => edge_selector(),
-    };
     // There is one: clap demands it.
     let first = args.images.first().context("no image is named")?;
     Ok(Order {
         name: args.name.clone().unwrap_or_else(|| job_name(None, first)),
         images: args.images.clone(),
-        nodes: args.nodes.clone(),
-        selector,
+        nodes: args.on.nodes.clone(),
+        selector: args.on.selector()?.unwrap_or_else(edge_selector),
         ..Order::default()
     }
     .with_course(&args.course, namespace))
-}
-
-/// The selector as a job has it.
-pub(crate) fn object_form(selector: &Selector) -> anyhow::Result<LabelSelector> {
-    LabelSelector::try_from(selector)
-        .map_err(|error| anyhow!(crate::problem::WrongUsage(format!("--selector {selector}: {error}"))))
 }
 
 /// The number of nodes, if the job's concurrency is a percentage of it.
