@@ -12,6 +12,7 @@ use clap::{CommandFactory, Parser};
 use prepull_program::errors::with_causes;
 use prepull_program::signals::wait_for_termination;
 use prepull_program::{log, process};
+use prepull_registry::Proxies;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
@@ -97,6 +98,9 @@ fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<
 }
 
 async fn join(args: JoinArgs) -> anyhow::Result<ExitCode> {
+    for flaw in Proxies::from_env().flaws() {
+        writeln!(std::io::stderr(), "{flaw}")?;
+    }
     let joined = join::run(args).await?;
     writeln!(std::io::stdout(), "{joined}")?;
     Ok(ExitCode::SUCCESS)
@@ -155,6 +159,7 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<Ended> {
     let ledger = Ledger::open(&state_dir)?;
     let node_name = identity.node();
     info!(node = %node_name, %tunnel_urls, runtime = %endpoint, state_dir = %state_dir.display(), version = env!("CARGO_PKG_VERSION"), "edgecore-prepull starts");
+    Proxies::from_env().flaws().for_each(|flaw| warn!("{flaw}"));
 
     let shutdown = CancellationToken::new();
     let tasks = TaskTracker::new();

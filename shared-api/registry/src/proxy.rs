@@ -33,6 +33,8 @@ pub struct Proxies {
     http: Option<Proxy>,
     https: Option<Proxy>,
     except: Vec<Exception>,
+    /// Variables with a value that isn't a proxy.
+    unusable: Vec<String>,
 }
 
 /// An HTTP proxy, and how we authenticate to it. Printed without the user.
@@ -77,14 +79,33 @@ impl Proxies {
     /// The proxies that an environment names.
     pub fn read(variable: impl Fn(&str) -> Option<String>) -> Self {
         let either = |name: &str| {
-            let set = |value: &String| !value.is_empty();
-            variable(name).filter(set).or_else(|| variable(&name.to_lowercase()).filter(set))
+            let value = |name: String| {
+                let value = variable(&name).filter(|value| !value.is_empty())?;
+                Some((name, value))
+            };
+            value(name.to_owned()).or_else(|| value(name.to_lowercase()))
         };
-        Self {
-            http: either("HTTP_PROXY").and_then(|text| Proxy::parse(&text)),
-            https: either("HTTPS_PROXY").and_then(|text| Proxy::parse(&text)),
-            except: either("NO_PROXY").map(|text| exceptions(&text)).unwrap_or_default(),
-        }
+        let mut unusable = Vec::new();
+        let mut proxy = |name: &str| {
+            let (name, value) = either(name)?;
+            let proxy = Proxy::parse(&value);
+            if proxy.is_none() {
+                unusable.push(name);
+            }
+            proxy
+        };
+        let (http, https) = (proxy("HTTP_PROXY"), proxy("HTTPS_PROXY"));
+        let except = either("NO_PROXY").map(|(_, text)| exceptions(&text)).unwrap_or_default();
+        Self { http, https, except, unusable }
+    }
+
+    /// A sentence on each variable with a value that isn't a proxy. It's ignored, as Go's programs do: the environment is
+    /// often that of containerd as well, and a node that works without the proxy must not stop. The sentences have no values,
+    /// since these may contain a password.
+    pub fn flaws(&self) -> impl Iterator<Item = String> {
+        self.unusable.iter().map(|name| {
+            format!("{name} is ignored, since its value isn't the URL of a proxy: set http://[USER:PASSWORD@]HOST:PORT, or unset it")
+        })
     }
 
     /// The proxy for a TLS connection to a host, if any. An IPv6 address comes without brackets.
@@ -284,6 +305,21 @@ mod tests {
         assert_eq!(way(&upper, "https://r.example/").unwrap(), "http://a.example/");
         assert_eq!(way(&upper, "http://r.example/"), None);
         assert_eq!(way(&proxies(&[("HTTP_PROXY", "")]), "http://r.example/"), None);
+    }
+
+    #[test]
+    fn a_value_that_is_no_url_is_named_without_it() {
+        for wrong in ["hunter2 proxy.example", "http://proxy example:3128"] {
+            let proxies = proxies(&[("HTTP_PROXY", "plain.example:3128"), ("https_proxy", wrong)]);
+            let flaws: Vec<_> = proxies.flaws().collect();
+            assert!(
+                matches!(&flaws[..], [flaw] if flaw.starts_with("https_proxy is ignored")),
+                "{wrong}: {flaws:?}"
+            );
+            assert!(!flaws[0].contains(wrong), "{flaws:?}");
+            assert_eq!(way(&proxies, "https://r.example/"), None, "{wrong}");
+        }
+        assert_eq!(proxies(&[("HTTPS_PROXY", "socks5://proxy.example:1080")]).flaws().count(), 0);
     }
 
     #[test]
