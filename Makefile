@@ -41,9 +41,10 @@ run = @printf '==> %s\n' '$(1)'; $(1); printf '==> done after %s s\n' "$$SECONDS
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: ## Get the real parts: packages, and Kubernetes (built once, about 6 minutes)
+setup: ## Get the real parts: packages, Kubernetes and helm (built once, about 8 minutes)
 	@$(SETUP)/packages.sh
 	@$(SETUP)/kubernetes.sh >/dev/null
+	@$(SETUP)/helm.sh >/dev/null
 
 build: ## Release build of cloudcore-prepull, edgecore-prepull and kubectl-prepull
 	$(call run,$(BUILD))
@@ -70,12 +71,12 @@ check: ## While one works: format, clippy, unit tests, one test on real parts
 	@PREPULL_E2E_LOGS=$(TARGET)/check-logs $(SETUP)/with-parts.sh $(TARGET)/debug bash -ec '$(CHECK)'
 
 test: ## Every test, on real parts; afterwards no log may hold a credential
-	@NEEDS='chromium-headless-shell:chromium-headless-shell npm:npm' $(SETUP)/prepare.sh '$(NEXTEST) --version' '$(BUILD_TESTS)'
+	@PARTS=helm NEEDS='chromium-headless-shell:chromium-headless-shell npm:npm' $(SETUP)/prepare.sh '$(NEXTEST) --version' '$(BUILD_TESTS)'
 	@$(SETUP)/with-parts.sh --search-secrets $(TARGET)/debug env PREPULL_E2E_RECORD=1 bash -ec '$(TEST) && $(REPLAY)'
 
 test-oldest: ## The end-to-end tests with the oldest API server that we promise, 1.20 (built once, about 4 minutes)
 	@$(SETUP)/packages.sh
-	@KUBEBUILDER_ASSETS=$$($(SETUP)/oldest-apiserver.sh) && export KUBEBUILDER_ASSETS && $(SETUP)/prepare.sh '$(NEXTEST) --version' '$(BUILD_TESTS)' && \
+	@KUBEBUILDER_ASSETS=$$($(SETUP)/oldest-apiserver.sh) && export KUBEBUILDER_ASSETS PARTS=helm && $(SETUP)/prepare.sh '$(NEXTEST) --version' '$(BUILD_TESTS)' && \
 	  PREPULL_E2E_LOGS=$${PREPULL_E2E_LOGS:-$(TARGET)/oldest-logs} $(SETUP)/with-parts.sh --search-secrets $(TARGET)/debug bash -ec '$(OLDEST)'
 
 test-runtimes: ## The tests that touch the runtime, with each containerd that we know (RUNTIMES='2.1', ARGS=links::)

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# What a run on real parts needs, in the shortest time: the packages, then Kubernetes and the
-# Rust programs side by side. Usage: prepare.sh CARGO-COMMAND..., each one an argument, in order.
-# NEEDS has further COMMAND:PACKAGEs, for packages.sh.
+# What a run on real parts needs, in the shortest time: the packages, then Kubernetes, the PARTS and
+# the Rust programs side by side. Usage: prepare.sh CARGO-COMMAND..., each one an argument, in order.
+# NEEDS has further COMMAND:PACKAGEs, for packages.sh. PARTS names further scripts of this folder that build a part into the
+# cache, such as helm: inside of a test, a build of minutes would be the test's time.
 set -euo pipefail
 setup=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
@@ -35,6 +36,7 @@ stop() {
 trap 'say "interrupted"; stop; exit 130' INT TERM HUP
 
 kubernetes() { "$setup/kubernetes.sh" >/dev/null; }
+build_part() { "$setup/$1.sh" >/dev/null; }
 
 cargo_commands() {
   local command
@@ -50,6 +52,8 @@ if [[ -n ${PREPULL_E2E_KUBECONFIG-} ]]; then
 else
   begin kubernetes kubernetes
 fi
+read -ra parts <<<"${PARTS-}"
+for part in "${parts[@]}"; do begin "$part" build_part "$part"; done
 begin cargo cargo_commands "$@"
 
 failed=()

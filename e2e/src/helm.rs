@@ -11,7 +11,8 @@ use crate::parts::{self, workspace};
 /// Directory of the chart, in the workspace.
 pub const CHART: &str = "manifests/chart";
 
-/// A helm from the cache, or built into it, which takes minutes.
+/// A helm from the cache, into which `make setup` and `make test` build it. If it's missing there, it's built now, which takes
+/// minutes.
 pub struct Helm {
     program: PathBuf,
 }
