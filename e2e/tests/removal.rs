@@ -1,6 +1,8 @@
 //! Jobs that remove images: what goes, what stays, and what a kill in the middle leaves.
 
+use prepull_api::crd::job::RolloutStrategy;
 use prepull_api::crd::remove::RemoveSpec;
+use prepull_api::failure::FailureCode;
 use prepull_api::task::{ImageRemoval, KeepCode, RemovalOutcome, RemovalResult};
 use prepull_e2e::prelude::*;
 
@@ -178,5 +180,39 @@ async fn a_pull_at_the_same_moment_is_whole() -> Result<()> {
     }
     node.containerd().pull(&reference, None).await?;
     assert_eq!(node.containerd().check_unpacked(&image).await?, 2);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_failed_wave_keeps_the_next_nodes_images() -> Result<()> {
+    let registry = Registry::start().await?;
+    let stage = Stage::with_edges(&["edge-1", "edge-2"]).await?;
+    let (first, second) = (stage.edge("edge-1")?, stage.edge("edge-2")?);
+    let image = held(&registry, first, "waved:v1").await?;
+    second.containerd().pull(&image, None).await?;
+    let job = |name: &str| {
+        let steps = vec!["1".to_owned(), "100%".to_owned()];
+        let (spec, rollout) = (of_images(&[&image]), RolloutStrategy { steps, pause_seconds: 0 });
+        let job = stage.cluster.job(name).on(["edge-1", "edge-2"]).concurrency(2).timeout_seconds(4);
+        job.spec(move |job| {
+            job.image_pre_pull_template.remove = Some(spec);
+            job.image_pre_pull_template.failure_tolerate = "0".to_owned();
+            job.rollout = Some(rollout);
+        })
+    };
+    // The runtime of the first wave's node hangs.
+    first.containerd().pause()?;
+    let status = job("hangs").fails().await?;
+    first.containerd().resume()?;
+    let node = status.node("edge-1").context("no edge-1")?;
+    assert_eq!((node.phase, node.code), (NodePhase::Failure, Some(FailureCode::Timeout)), "{node:?}");
+    assert_eq!((status.summary.failure, status.summary.successful), (1, 0), "{status:?}");
+    ensure!(second.has_image(&image).await?, "the second wave has begun");
+
+    let status = job("again").completes().await?;
+    assert_eq!(status.summary.successful, 2, "{status:?}");
+    for node in [first, second] {
+        ensure!(!node.has_image(&image).await?, "it is still on {}", node.name());
+    }
     Ok(())
 }
