@@ -1,10 +1,12 @@
-//! The shipped manifests on a whole cluster: from a first mistake to an upgrade in the middle of a job.
+//! The shipped manifests on a whole cluster: from a first mistake to an upgrade in the middle of a job, and then the chart.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use prepull_e2e::cluster::NAMESPACE;
+use prepull_e2e::helm::{CHART, Helm};
 use prepull_e2e::kubernetes::Installation;
+use prepull_e2e::parts;
 use prepull_e2e::prelude::*;
 
 const DEPLOYMENT: &str = "deployment/cloudcore-prepull";
@@ -90,6 +92,55 @@ async fn manifests_install_drain_and_upgrade_as_documented() -> Result<()> {
     assert!(ours.is_empty(), "{ours:?}");
     let others: BTreeSet<_> = refused.iter().map(|refusal| refusal.user.clone()).collect();
     println!("refused to others: {others:?}");
+
+    let again = registry.seed(&Image::small("charted")?, "team/app:v3")?;
+    chart_takes_over_upgrades_and_leaves(&kubernetes, &installation, &again).await
+}
+
+/// The chart over the same objects, as its README documents it: it takes them over, upgrades them, leaves jobs and definitions
+/// at its removal, and installs them from the start.
+async fn chart_takes_over_upgrades_and_leaves(
+    kubernetes: &Kubernetes,
+    installation: &Installation<'_>,
+    image: &str,
+) -> Result<()> {
+    let cluster = kubernetes.cluster();
+    let (helm, began) = (Helm::find().await?, Instant::now());
+    let kubeconfig = cluster.kubeconfig().display().to_string();
+    let run = async |line: &[&str]| {
+        let to = ["--kubeconfig", &kubeconfig, "--namespace", NAMESPACE];
+        parts::output(helm.command(&[line, &to].concat())).await
+    };
+    let advertise = format!("advertise={{{}}}", kubernetes.balancer());
+    let repository = format!("image.repository={}", kubernetes.registry().image("cloudcore-prepull"));
+    let values = ["--set", &advertise, "--set", &repository, "--set", "image.tag=0.1.1"];
+    let pulls = async |name: &str| {
+        let job = cluster.job(name).images([image]).on(["edge-1"]).policy("Always");
+        job.completes().await.map(drop)
+    };
+
+    run(&[&["install", "prepull", CHART, "--take-ownership"], &values[..]].concat()).await?;
+    installation.is_rolled_out(NAMESPACE, DEPLOYMENT).await?;
+    pulls("taken-over").await?;
+
+    let changed = ["--set", "replicas=1", "--set", "podAnnotations.upgraded=yes"];
+    run(&[&["upgrade", "prepull", CHART], &values[..], &changed].concat()).await?;
+    installation.is_rolled_out(NAMESPACE, DEPLOYMENT).await?;
+    let now = "--output=jsonpath={.spec.replicas} {.spec.template.metadata.annotations.upgraded}";
+    let now = cluster.kubectl(&["--namespace", NAMESPACE, "get", DEPLOYMENT, now]).await?;
+    assert_eq!(now, "1 yes");
+    pulls("upgraded").await?;
+
+    run(&["uninstall", "prepull", "--wait"]).await?;
+    let gone = ["--namespace", NAMESPACE, "get", DEPLOYMENT, "--ignore-not-found"];
+    assert_eq!(cluster.kubectl(&gone).await?, "", "the Deployment is still there");
+    let left = cluster.existing_job("taken-over").status().await?;
+    assert_eq!(left.phase, JobPhase::Completed, "jobs and definitions stay");
+
+    run(&[&["install", "prepull", CHART], &values[..]].concat()).await?;
+    installation.is_rolled_out(NAMESPACE, DEPLOYMENT).await?;
+    pulls("installed-again").await?;
+    println!("the chart took {:?}", began.elapsed());
     Ok(())
 }
 

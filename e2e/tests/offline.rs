@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use prepull_api::task::KubeletRecord;
+use prepull_api::task::{KeepCode, KubeletRecord};
 use prepull_e2e::images::delta::Delta;
 use prepull_e2e::kubernetes::Fate::{Asks, Runs};
 use prepull_e2e::kubernetes::{Installation, pods};
@@ -188,6 +188,14 @@ async fn workloads_roll_out_from_prepulled_images() -> Result<()> {
         installation.is_rolled_out(PODS, workload).await?;
     }
     assert_eq!(fetched(), ahead, "the rollout downloads nothing");
+
+    // Pods use the image now, so a removal keeps it.
+    let removed = me.runs(&format!("remove {stable} --node edge-1 --wait=2m")).await?;
+    removed.is(0, &["Completed", "nothing was removed; 1 kept"])?;
+    let node = cluster.existing_job("remove-web-stable").node_status("edge-1").await?;
+    let kept = node.removal.and_then(|removal| removal.images.first().cloned()).context("no image")?;
+    assert_eq!(kept.code, Some(KeepCode::InUse), "{kept:?}");
+    assert!(edge.containerd().has_image(&stable).await?);
 
     // The kubelet and the agent pull the same image at the same time: both succeed, and it's downloaded twice at most.
     let large = Image::of_layers("at-once", &[6 * MIB, 2 * MIB])?;

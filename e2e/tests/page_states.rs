@@ -1,5 +1,7 @@
 //! Every state of the page, at the widths of a phone, a laptop and a large screen, in light and in dark.
 
+mod ended;
+
 use futures::{StreamExt, TryStreamExt};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::coordination::v1::Lease;
@@ -156,12 +158,20 @@ async fn every_job_state_fits() -> Result<()> {
     goes(&browser, "#/?q=nothing", "No job fits the filter. Show all 500.").await?;
     fits(&browser, "jobs-none-fits").await?;
 
+    ended::removal(&cluster, "removed", false).await?;
+    ended::removal(&cluster, "would-remove", true).await?;
+    ended::deltas(&cluster, "updated").await?;
     for (address, text, state) in [
         ("#/job/wrong", "No node has begun. Correct the field", "job-refused"),
         ("#/job/later", "Suspended before it began", "job-suspended-early"),
         ("#/job/new", "no cloudcore-prepull has looked at it yet", "job-new"),
         ("#/job/nowhere", "There is no job nowhere", "job-unknown"),
         ("#/job/running?phase=Failure", "Nodes 1 to 1 of 1", "job-running"),
+        ("#/job/removed", "Freed", "job-removed"),
+        ("#/job/removed?node=edge-0", "container checkout-7d9f of pod", "job-removed-node"),
+        ("#/job/would-remove", "Would free", "job-removal-preview"),
+        ("#/job/updated", "Deltas saved", "job-deltas"),
+        ("#/job/updated?node=edge-0", "sha256:90d49bb14a4a", "job-deltas-node"),
     ] {
         goes(&browser, address, text).await?;
         fits(&browser, state).await?;

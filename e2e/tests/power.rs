@@ -1,6 +1,7 @@
 //! Power cuts of the disk: the remains of a pull are whole, and reported images are there.
 
 mod install;
+mod removal;
 
 use std::process::Stdio;
 
