@@ -56,7 +56,7 @@ async fn a_removal_goes_on_after_a_power_cut() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_was_removed_stays_so_after_a_cut_at_any_write() -> Result<()> {
+async fn a_removal_survives_a_cut_at_any_write() -> Result<()> {
     let site = Site::start().await?;
     let mut node = site.node("edge-1").await?.recorded(Format::Ext4).await?;
     let registry = Registry::start().await?;

@@ -14,7 +14,7 @@ pub struct ImageFacts {
     /// Why the agent has left the download to the container runtime.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub pulled_by_reason: String,
-    /// The key whose signature of the image is valid: `sha256:` and the first 12 hexadecimal digits of the SHA-256 of its
+    /// The key that made a valid signature of the image: `sha256:` and the first 12 hexadecimal digits of the SHA-256 of its
     /// public key in DER (SubjectPublicKeyInfo). Absent if the image was there already, since then no signature is verified.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signed_by: Option<String>,
