@@ -227,7 +227,8 @@ impl<P: Puller> Executor<P> {
         updates: &mpsc::Sender<TaskUpdate>,
     ) {
         if let Some(upgrade) = execution.task.upgrade {
-            return self.upgrade(upgrade, execution, context, updates).await;
+            // Boxed: few tasks need it, and each future would be as large.
+            return Box::pin(self.upgrade(upgrade, execution, context, updates)).await;
         }
         let context = &context;
         let pulls = open_images(execution).map(|(index, image)| async move {

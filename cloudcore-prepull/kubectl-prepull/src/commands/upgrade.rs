@@ -5,11 +5,10 @@ use std::time::Duration;
 use clap::Args;
 use prepull_api::crd::upgrade::UpgradeSpec;
 use prepull_api::image::Reference;
-use prepull_api::selector::Selector;
 
-use super::run::{nodes_of, object_form};
+use super::run::nodes_of;
 use crate::cluster::Cluster;
-use crate::order::{CourseArgs, Order, edge_selector, job_name};
+use crate::order::{ChosenNodes, CourseArgs, Order, edge_selector, job_name};
 use crate::session::{Ended, Session};
 use crate::start::{WaitArgs, start};
 
@@ -44,12 +43,9 @@ pub(crate) struct UpgradeArgs {
     /// Name of the job [default: upgrade- and that of the image, with its tag].
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Label selector of the nodes; edge nodes alone take part.
-    #[arg(short = 'l', long, value_name = "SELECTOR", value_parser = Selector::parse, conflicts_with = "nodes")]
-    selector: Option<Selector>,
-    /// A node; may be repeated.
-    #[arg(long = "node", value_name = "NAME")]
-    nodes: Vec<String>,
+    /// The nodes [default: all edge nodes].
+    #[command(flatten)]
+    on: ChosenNodes,
     /// The flags of how the job goes.
     #[command(flatten)]
     course: CourseArgs,
@@ -69,13 +65,13 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &UpgradeArgs
 }
 
 fn order(args: &UpgradeArgs, namespace: &str) -> anyhow::Result<Order> {
-    let UpgradeArgs { image, within, packages, name, selector, nodes, course, wait: _ } = args;
+    let UpgradeArgs { image, within, packages, name, on, course, wait: _ } = args;
     let within = within.map(|time| format!("{}s", time.as_secs()));
     let mut order = Order {
         name: name.clone().unwrap_or_else(|| format!("upgrade-{}", job_name(None, image))),
         images: vec![image.clone()],
-        nodes: nodes.clone(),
-        selector: selector.as_ref().map_or_else(|| Ok(edge_selector()), object_form)?,
+        nodes: on.nodes.clone(),
+        selector: on.selector()?.unwrap_or_else(edge_selector),
         upgrade: Some(UpgradeSpec { within, packages: *packages }),
         ..Order::default()
     }
