@@ -9,7 +9,7 @@ SHELL := /bin/bash
 
 SETUP := e2e/setup
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-SCRIPTS := $(wildcard $(SETUP)/*.sh manifests/packaging/*.sh manifests/packaging/debian/p*) .ci/run
+SCRIPTS := $(wildcard $(SETUP)/*.sh manifests/packaging/*.sh manifests/packaging/debian/p*) manifests/quickstart/quickstart.sh .ci/run
 PROGRAMS := -p cloudcore-prepull -p edgecore-prepull -p kubectl-prepull
 
 BUILD := cargo build --release $(PROGRAMS)
@@ -29,7 +29,7 @@ NEXTEST := $(SETUP)/nextest.sh
 TEST := export GOGC=400; $(NEXTEST) run --workspace
 CHECK := export GOGC=400; $(NEXTEST) run --workspace -E "not binary(=e2e) or test(=$(SMOKE))"
 # Without what needs a kubelet: none here is that old.
-OLDEST := export GOGC=400; $(NEXTEST) run --workspace -E "binary(=e2e) and not test(/^(installed|offline)::/)"
+OLDEST := export GOGC=400; $(NEXTEST) run --workspace -E "binary(=e2e) and not test(/^(installed|offline|quickstart)::/)"
 # What cloudcore-prepull took in in every end-to-end test, played on the engine again: the same actions come out.
 REPLAY := PREPULL_REPLAY="$$PREPULL_E2E_LOGS" cargo test --workspace --test replay -- --nocapture the_recordings
 

@@ -34,8 +34,8 @@ printf '127.0.0.1 localhost\n' >etc/hosts
 tr -d - </proc/sys/kernel/random/uuid >etc/machine-id
 
 # What outlives a restart of containerd is on disk, where the test finds it too: images are not for memory, and an
-# overlay can't have another overlay below it.
-for kept in var/lib/kubelet var/lib/edgecore-prepull etc/ssl/certs etc/cni/net.d etc/credential-providers run/kubernetes \
+# overlay can't have another overlay below it. The agent's directory is no mount of its own, so that it can be removed.
+for kept in var/lib var/lib/kubelet etc/ssl/certs etc/cni/net.d etc/credential-providers run/kubernetes \
   "${of_containerd[@]#/}"; do
   mkdir -p "$dir/$kept" "$kept"
   mount --bind "$dir/$kept" "$kept"

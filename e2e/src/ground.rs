@@ -12,6 +12,8 @@ use crate::network::{Space, space};
 pub(crate) const CONTROL: Ipv4Addr = Ipv4Addr::new(10, 79, 0, 1);
 /// Address of the load balancer for edges.
 pub(crate) const BALANCER: Ipv4Addr = Ipv4Addr::new(10, 79, 0, 200);
+/// Address for the Service `cloudcore-prepull` within the cluster, in place of a proxy for Services.
+pub(crate) const CLOUD_SERVICE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 200);
 /// Address of the Service `kubernetes`, the first one of the range of Services.
 const API_SERVICE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 /// Port of the API server, that of its Service: pods reach it without a proxy for Services.
@@ -48,7 +50,9 @@ impl Ground {
         for address in [CONTROL, BALANCER] {
             control.ip(&["address", "add", &format!("{address}/24"), "dev", SWITCH]).await?;
         }
-        control.ip(&["address", "add", &format!("{API_SERVICE}/32"), "dev", "lo"]).await?;
+        for address in [API_SERVICE, CLOUD_SERVICE] {
+            control.ip(&["address", "add", &format!("{address}/32"), "dev", "lo"]).await?;
+        }
         control.ip(&["link", "set", SWITCH, "up"]).await?;
         forwards(&control)?;
         Ok(Self { control, workers: Arc::default() })

@@ -96,6 +96,15 @@ impl Image {
         })
     }
 
+    /// An image that runs by itself, with a layer of `size` random bytes besides busybox.
+    pub fn running(name: &str, size: u64) -> Result<Self> {
+        cached(&format!("running-{name}-{size}"), |layout| {
+            let layers = [layout.busybox_layer()?, layout.random_layer(name, size)?];
+            let start = json!({"Env": ["PATH=/bin"], "Entrypoint": ["/bin/sleep", "1000000000"]});
+            layout.image_with(&Platform::here(), &layers, &start)
+        })
+    }
+
     /// An image with layers of random bytes. All images on the same base share the lower ones.
     pub fn on_base(base: &str, sizes: &[u64], name: &str, size: u64) -> Result<Self> {
         let listed: Vec<_> = sizes.iter().map(ToString::to_string).collect();

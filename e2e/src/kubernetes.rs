@@ -90,6 +90,11 @@ impl Kubernetes {
         ground::BALANCER.to_string()
     }
 
+    /// Address at which nodes reach the Service `cloudcore-prepull`, if its `clusterIP` is set to it.
+    pub fn service_address(&self) -> String {
+        ground::CLOUD_SERVICE.to_string()
+    }
+
     /// Adds a worker with a ready Node.
     pub async fn worker(&self, name: &str) -> Result<Worker> {
         self.worker_of(name, Kind::Plain).await

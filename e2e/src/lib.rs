@@ -70,6 +70,7 @@ pub mod ports;
 pub mod prometheus;
 pub mod proxy;
 pub mod reaper;
+pub mod recording;
 pub mod registry;
 pub mod services;
 pub mod signing;

@@ -56,6 +56,7 @@ mod policies;
 mod power;
 mod proxies;
 mod pulls;
+mod quickstart;
 mod rechecks;
 mod release_before;
 mod removal;

@@ -1,4 +1,5 @@
-//! The load balancer in front of the Service `cloudcore-prepull`: it forwards edges to the pod behind the Service.
+//! The load balancer in front of the Service `cloudcore-prepull`, and the Service's own address: both forward edges to the
+//! pod behind the Service.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +13,7 @@ use tokio::task::JoinHandle;
 
 use crate::background;
 use crate::cluster::{Cluster, NAMESPACE};
-use crate::ground::{BALANCER, Ground};
+use crate::ground::{BALANCER, CLOUD_SERVICE, Ground};
 use crate::network::Passage;
 
 /// Ports of the Service, which its pods have too.
@@ -30,16 +31,18 @@ pub(super) struct Balancer {
 impl Balancer {
     pub(super) fn start(cluster: &Cluster, ground: &Ground) -> Result<Self> {
         let pod = Arc::new(Mutex::new(None));
-        let passages = PORTS.map(|port| {
+        let addresses = [BALANCER, CLOUD_SERVICE].into_iter();
+        let addresses = addresses.flat_map(|address| PORTS.map(|port| SocketAddr::from((address, port))));
+        let passages = addresses.map(|address| {
             let pod = Arc::clone(&pod);
             let target = move || {
                 let pod: Option<IpAddr> = *pod.lock().unwrap_or_else(PoisonError::into_inner);
-                pod.map(|pod| SocketAddr::from((pod, port)))
+                pod.map(|pod| SocketAddr::from((pod, address.port())))
             };
-            let (room, from) = (Some(ground.control()), SocketAddr::from((BALANCER, port)));
-            Passage::lead((room, from), room, target, Duration::ZERO)
+            let room = Some(ground.control());
+            Passage::lead((room, address), room, target, Duration::ZERO)
         });
-        let passages = passages.into_iter().collect::<Result<Vec<_>>>()?;
+        let passages = passages.collect::<Result<Vec<_>>>()?;
         let client = cluster.client();
         let task = background::runtime()?.spawn(async move {
             loop {

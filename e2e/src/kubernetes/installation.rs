@@ -1,6 +1,6 @@
 //! Our own manifests on a whole cluster, installed by the README's instructions.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
@@ -29,6 +29,11 @@ impl<'a> Installation<'a> {
         command.arg("-r").arg(parts::workspace().join("manifests/.")).arg(&dir);
         parts::output(command).await?;
         Ok(Self { kubernetes, dir })
+    }
+
+    /// The copy.
+    pub fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// Replaces a text in a file of the copy. Fails if it isn't there exactly once.

@@ -1,0 +1,87 @@
+//! docs/quickstart.md on a whole cluster: its script installs, pulls ahead, starts a pod, and removes all of it.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use prepull_e2e::kubernetes::Installation;
+use prepull_e2e::parts;
+use prepull_e2e::prelude::*;
+use prepull_e2e::recording::{Recording, record};
+
+/// Where the agent keeps its certificate on a node.
+const STATE: &str = "/var/lib/edgecore-prepull";
+/// The agents' limits for the disk are percentages by default, which a build machine may exceed.
+const ROOM: [&str; 4] =
+    ["--set", "PREPULL_DISK_MIN_FREE=64MiB", "--set", "PREPULL_IMAGE_GC_HIGH_THRESHOLD=100%"];
+
+/// A person with the script, kubectl and the plugin.
+struct Reader<'a> {
+    cluster: &'a Cluster,
+    script: &'a Path,
+}
+
+impl Reader<'_> {
+    async fn runs(&self, arguments: &[&str]) -> Result<Recording> {
+        let mut command = Command::new(self.script);
+        command.args(arguments).env("KUBECONFIG", self.cluster.kubeconfig()).stdin(Stdio::null());
+        command.env("HOME", self.cluster.place().dir()).env("NO_COLOR", "1").env("COLUMNS", "100");
+        let programs = [parts::kubectl(), parts::program("kubectl-prepull")?];
+        let dirs = programs.iter().filter_map(|program| program.parent()).map(Path::to_owned);
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        command.env("PATH", std::env::join_paths(dirs.chain(std::env::split_paths(&path)))?);
+        record(command).await
+    }
+}
+
+#[tokio::test]
+async fn the_quickstart_leads_to_an_offline_pod() -> Result<()> {
+    let kubernetes = Kubernetes::start().await?;
+    let cluster = kubernetes.cluster();
+    let (_server, mut edge) = tokio::try_join!(kubernetes.worker("server-1"), kubernetes.worker("edge-1"))?;
+    let installation = Installation::copy(&kubernetes).await?;
+    // The harness forwards one address of Services.
+    let own_address = format!("type: LoadBalancer\n  clusterIP: {}", kubernetes.service_address());
+    installation.set("cloudcore-prepull/service.yaml", "type: LoadBalancer\n", &format!("{own_address}\n"))?;
+    for program in ["cloudcore-prepull", "edgecore-prepull"] {
+        kubernetes.publish(program)?;
+    }
+    let mut shop = Registry::start().await?;
+    edge.reaches(&shop)?;
+    let image = shop.seed(&Image::running("quickstart", 24 * MIB)?, "shop/web:v1")?;
+    let script = installation.dir().join("quickstart/quickstart.sh");
+    let reader = Reader { cluster, script: &script };
+
+    // What is missing is named before anything is made.
+    reader.runs(&[]).await?.is(1, &["name the registry that has both images with --registry"])?;
+    let registry = kubernetes.registry().host().to_owned();
+    let common = [&["--registry", &registry, "--image", &image], &ROOM[..]].concat();
+    let missing = "no Ready node has the label node-role.kubernetes.io/edge: name one with --node, of edge-1, server-1";
+    reader.runs(&common).await?.is(1, &[missing])?;
+    cluster.kubectl(&["create", "namespace", "prepull-edge"]).await?;
+    let full = [&common[..], &["--node", "edge-1"]].concat();
+    reader.runs(&full).await?.is(1, &["the namespace prepull-edge, and the quickstart didn't make it"])?;
+    cluster.kubectl(&["delete", "namespace", "prepull-edge"]).await?;
+
+    let done = "the pod has started without the registry";
+    let run = reader.runs(&full).await?;
+    run.is(0, &["Completed", "pod/quickstart condition met", done])?;
+    let asked = shop.requests().of("shop/web").len();
+
+    // Again, without the registry and without the pod.
+    shop.stop()?;
+    kubernetes.delete_pod("quickstart").await?;
+    let again = reader.runs(&full).await?;
+    again.is(0, &["it has the label of edge nodes", "pod/quickstart condition met", done])?;
+    assert_eq!(shop.requests().of("shop/web").len(), asked, "no further request");
+
+    // Nothing is left, and so it works from the start.
+    reader.runs(&["--clean"]).await?.is(0, &["nothing is left of the quickstart"])?;
+    ensure!(!edge.path(STATE).exists(), "{STATE} is left");
+    let left = "namespaces,customresourcedefinitions,clusterroles,clusterrolebindings";
+    let left = cluster.kubectl(&["get", left, "--output=name"]).await?;
+    ensure!(!left.contains("prepull"), "{left}");
+    let node = cluster.kubectl(&["get", "node", "edge-1", "--output=jsonpath={.metadata}"]).await?;
+    ensure!(!node.contains("node-role.kubernetes.io/edge") && !node.contains("quickstart"), "{node}");
+    reader.runs(&full).await?.is(0, &[done])?;
+    Ok(())
+}
