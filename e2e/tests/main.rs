@@ -37,6 +37,7 @@ mod kruise_seeds;
 mod kubeedge;
 mod kubelet_records;
 mod ladder;
+mod languages;
 mod leader_label;
 mod links;
 mod manifests;

@@ -79,6 +79,10 @@ pub(crate) struct Tree {
 
 impl Tree {
     pub(crate) fn read_file(&mut self, path: &str, content: &str) {
+        // English words are counted.
+        if path.ends_with(".zh.md") || path.starts_with("docs/zh/") {
+            return;
+        }
         let name = path.rsplit('/').next().unwrap_or(path);
         match name.rsplit_once('.').map_or(name, |(_, extension)| extension) {
             "rs" => self.read_rust(path, content),
