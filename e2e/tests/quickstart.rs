@@ -1,6 +1,6 @@
 //! docs/quickstart.md on a whole cluster: its script installs, pulls ahead, starts a pod, and removes all of it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use prepull_e2e::kubernetes::Installation;
@@ -33,6 +33,17 @@ impl Reader<'_> {
     }
 }
 
+/// Draws the run for the docs, if `PREPULL_PICTURES` is set, and otherwise beside the logs.
+fn draw(run: &Recording, replaced: &[(&str, &str)]) -> Result<()> {
+    let command = "manifests/quickstart/quickstart.sh --registry registry.example/team --node edge-1 \
+                   --image registry.example/shop/web:v1";
+    let svg = run.draw(command, replaced)?;
+    ensure!(!svg.contains("127.0.0.1"), "an address of the test is in the picture");
+    let dir = std::env::var_os("PREPULL_PICTURES").map(PathBuf::from);
+    let dir = dir.map_or_else(|| Place::here().map(|place| place.logs().to_owned()), Ok)?;
+    Ok(std::fs::write(dir.join("quickstart.svg"), svg)?)
+}
+
 #[tokio::test]
 async fn the_quickstart_leads_to_an_offline_pod() -> Result<()> {
     let kubernetes = Kubernetes::start().await?;
@@ -41,7 +52,11 @@ async fn the_quickstart_leads_to_an_offline_pod() -> Result<()> {
     let installation = Installation::copy(&kubernetes).await?;
     // The harness forwards one address of Services.
     let own_address = format!("type: LoadBalancer\n  clusterIP: {}", kubernetes.service_address());
-    installation.set("cloudcore-prepull/service.yaml", "type: LoadBalancer\n", &format!("{own_address}\n"))?;
+    installation.set(
+        "cloudcore-prepull/service.yaml",
+        "type: LoadBalancer\n",
+        &format!("{own_address}\n"),
+    )?;
     for program in ["cloudcore-prepull", "edgecore-prepull"] {
         kubernetes.publish(program)?;
     }
@@ -55,7 +70,8 @@ async fn the_quickstart_leads_to_an_offline_pod() -> Result<()> {
     reader.runs(&[]).await?.is(1, &["name the registry that has both images with --registry"])?;
     let registry = kubernetes.registry().host().to_owned();
     let common = [&["--registry", &registry, "--image", &image], &ROOM[..]].concat();
-    let missing = "no Ready node has the label node-role.kubernetes.io/edge: name one with --node, of edge-1, server-1";
+    let missing =
+        "no Ready node has the label node-role.kubernetes.io/edge: name one with --node, of edge-1, server-1";
     reader.runs(&common).await?.is(1, &[missing])?;
     cluster.kubectl(&["create", "namespace", "prepull-edge"]).await?;
     let full = [&common[..], &["--node", "edge-1"]].concat();
@@ -65,6 +81,13 @@ async fn the_quickstart_leads_to_an_offline_pod() -> Result<()> {
     let done = "the pod has started without the registry";
     let run = reader.runs(&full).await?;
     run.is(0, &["Completed", "pod/quickstart condition met", done])?;
+    let folder = installation.dir().display().to_string();
+    let replaced = [
+        (folder.as_str(), "manifests"),
+        (registry.as_str(), "registry.example/team"),
+        (shop.host(), "registry.example"),
+    ];
+    draw(&run, &replaced)?;
     let asked = shop.requests().of("shop/web").len();
 
     // Again, without the registry and without the pod.
