@@ -10,10 +10,10 @@ use super::Check;
 use super::specs::{Delivered, is_same_run, is_valid};
 use crate::api::{Api, first_attempt};
 
-/// The spec without what a cancelled job ignores: a re-check is refused in a job that removes.
-fn without_ignored(spec: &ImagePrePullJobSpec) -> ImagePrePullJobSpec {
-    let recheck = if spec.cancel { 0 } else { spec.recheck };
-    ImagePrePullJobSpec { recheck, ..spec.clone() }
+/// The spec without what a cancelled job ignores, so that it is no mistake there either: another round, or a re-check.
+fn without_ignored(spec: &ImagePrePullJobSpec, is_cancelled: bool) -> ImagePrePullJobSpec {
+    let most = |asked: i64| if is_cancelled { asked.min(0) } else { asked };
+    ImagePrePullJobSpec { retry: most(spec.retry), recheck: most(spec.recheck), ..spec.clone() }
 }
 
 impl Check {
@@ -80,13 +80,15 @@ impl Check {
                 continue;
             }
             let asked = observed.and_then(|observed| self.asked.get(&(job.clone(), observed)));
-            let asked = asked.and_then(Option::as_ref).filter(|asked| is_valid(&without_ignored(asked)));
+            let is_cancelled = self.is_cancelled(job);
+            let asked = asked.and_then(Option::as_ref).map(|asked| without_ignored(asked, is_cancelled));
+            let asked = asked.filter(is_valid);
             let begun = self.begun.get(&(job.clone(), first_attempt(status)));
             let (Some(asked), Some(begun)) = (asked, begun) else {
                 panic!("{job} is {} of generation {observed:?}, which makes no sense", condition.type_)
             };
             assert!(
-                is_same_run(begun, &without_ignored(asked)),
+                is_same_run(begun, &asked),
                 "{job} is {} of generation {observed:?}, which was not carried out",
                 condition.type_
             );
