@@ -17,7 +17,7 @@ use crate::tasks::removal::RemovalRecord;
 pub(crate) const RECORD_FORMAT: u32 = 3;
 /// Formats of records that older agents can read: of pulls, and of removals.
 const FORMAT_OF_PULLS: u32 = 1;
-const FORMAT_OF_REMOVALS: u32 = 2;
+pub(super) const FORMAT_OF_REMOVALS: u32 = 2;
 
 /// One task in the ledger. No field can hold a credential: after a restart the cloud sends the keys again.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

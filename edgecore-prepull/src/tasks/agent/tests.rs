@@ -9,6 +9,7 @@ use prepull_api::task::{
 };
 use prepull_api::wire::{Key, OpenPhase, Progress};
 
+use super::record::FORMAT_OF_REMOVALS;
 use super::*;
 use crate::tasks::removal::{PlannedRemoval, RemovalRecord};
 
@@ -452,7 +453,7 @@ fn a_removal_begins_once_its_choice_is_on_the_disk() {
     let (id, record) = removal(&mut harness);
     assert_eq!(
         (record.format, record.removal.as_ref().map(|record| record.planned.len())),
-        (RECORD_FORMAT, Some(1))
+        (FORMAT_OF_REMOVALS, Some(1))
     );
     assert_eq!(harness.on(AgentEvent::Persisted(id.clone())), [AgentEffect::MayRemove(id.clone())]);
     // Without an image the task hasn't ended by that.
