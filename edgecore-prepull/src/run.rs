@@ -126,7 +126,7 @@ fn run_agent(args: RunArgs) -> anyhow::Result<ExitCode> {
 enum Ended {
     /// By a signal.
     Stopped,
-    /// Another version is to be tried.
+    /// Another version will be tried.
     Upgrading,
 }
 
@@ -159,16 +159,10 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<Ended> {
     let ledger = Ledger::open(&state_dir)?;
     let node_name = identity.node();
     info!(node = %node_name, %tunnel_urls, runtime = %endpoint, state_dir = %state_dir.display(), version = env!("CARGO_PKG_VERSION"), "edgecore-prepull starts");
-    Proxies::from_env().flaws().for_each(|flaw| warn!("{flaw}"));
+    log_surroundings(&providers);
 
     let shutdown = CancellationToken::new();
     let tasks = TaskTracker::new();
-    if !providers.names().is_empty() {
-        info!(
-            providers = providers.names().join(", "),
-            "credential providers are asked for images that no secret serves"
-        );
-    }
     if let Some(listener) = listen("--metrics-listen", metrics_listen).await? {
         info!(address = %listener.local_addr()?, "metrics and health listen");
         tasks.spawn(http::serve(listener, metrics.clone(), shutdown.clone()));
@@ -237,6 +231,14 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<Ended> {
         warn!("some parts did not stop within {DRAIN:?}");
     }
     ended
+}
+
+fn log_surroundings(providers: &Providers) {
+    Proxies::from_env().flaws().for_each(|flaw| warn!("{flaw}"));
+    if !providers.names().is_empty() {
+        let providers = providers.names().join(", ");
+        info!(providers, "credential providers are asked for images that no secret serves");
+    }
 }
 
 /// Listens on the address of this flag, unless it's off.

@@ -16,6 +16,7 @@ use crate::trace::told;
 use crate::world::World;
 
 /// A connection, from the edge's dial until both sides know that it has ended.
+#[allow(clippy::struct_excessive_bools, reason = "each changes by itself")]
 pub(crate) struct Conn {
     pub(crate) edge: usize,
     /// The edge's first message, until the cloud has answered it.

@@ -404,12 +404,8 @@ impl World {
         }
         if wanted.policy == PullPolicy::Never {
             let is_there = edge.images.contains(&wanted.reference);
-            self.image_ends(
-                at,
-                id,
-                index,
-                if is_there { ImageOutcome::Present } else { ImageOutcome::Failed },
-            );
+            let outcome = if is_there { ImageOutcome::Present } else { ImageOutcome::Failed };
+            self.image_ends(at, id, index, outcome);
             return true;
         }
         if !has_key(exec, index) {

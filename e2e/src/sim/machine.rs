@@ -45,7 +45,7 @@ pub(super) struct Machine {
     runs: VecDeque<Run>,
     /// The version of the agent.
     version: String,
-    /// The task whose program is on trial, or was last, and whether the edge goes back from it.
+    /// The task with the program that is on trial, or was last, and whether the edge goes back from it.
     trial: Option<(TaskId, bool)>,
     wants_restart: bool,
 }
@@ -77,7 +77,7 @@ impl Machine {
         &self.version
     }
 
-    /// Whether the agent has to be restarted for a trial.
+    /// Whether a trial needs the agent to restart.
     pub(super) fn take_restart(&mut self) -> bool {
         std::mem::take(&mut self.wants_restart)
     }

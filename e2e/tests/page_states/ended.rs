@@ -30,7 +30,7 @@ pub(super) async fn removal(cluster: &Cluster, name: &str, dry_run: bool) -> Res
     let sum = json!({ "removed": NODES, "kept": 2 * NODES, "freedBytes": NODES * freed, "nodes": NODES });
     let did = if dry_run { "removing 3 images would free" } else { "removed 3 images, which freed" };
     let reason = format!("{did} 642.0 MiB on 3 nodes; 6 kept");
-    ended(cluster, &job, name, "Remove", &record, json!({ "removal": sum, "reason": reason })).await
+    ended(cluster, &job, name, ("Remove", &record), json!({ "removal": sum, "reason": reason })).await
 }
 
 /// A job that has rebuilt its image from an earlier one and deltas.
@@ -42,7 +42,7 @@ pub(super) async fn deltas(cluster: &Cluster, name: &str) -> Result<()> {
         "attempts": 1, "pulledBy": "Agent", "signedBy": "sha256:90d49bb14a4a",
         "bytes": { "done": total, "total": total }, "deltaSavedBytes": saved,
     }] });
-    ended(cluster, &job, name, "Pull", &record, json!({})).await
+    ended(cluster, &job, name, ("Pull", &record), json!({})).await
 }
 
 /// Writes a report with this record of each node, and the status of a job that has ended.
@@ -50,8 +50,7 @@ async fn ended(
     cluster: &Cluster,
     job: &Job,
     name: &str,
-    step: &str,
-    record: &Value,
+    (step, record): (&str, &Value),
     more: Value,
 ) -> Result<()> {
     let end = Timestamp::now();

@@ -26,7 +26,7 @@ pub(super) const LAUNCHED: &str = "PREPULL_LAUNCHED_BY";
 const INSTALLED: &str = "PREPULL_INSTALLED";
 /// Set for a program that the installed one watches.
 const WATCHED: &str = "PREPULL_WATCHED";
-/// A watched program ends with this where another one is to be tried. With an older launcher, the unit starts it again.
+/// A watched program ends with this in favour of another one. With an older launcher, the unit starts it again.
 const RELAUNCH: u8 = 75;
 /// How often we ask a program on trial whether it's connected.
 const ASK: Duration = Duration::from_secs(1);

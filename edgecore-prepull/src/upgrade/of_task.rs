@@ -89,7 +89,7 @@ impl Upgrades {
         Ok(stage(&self.files.read()?, trial.as_ref()))
     }
 
-    /// Puts a program on trial. Returns whether this program is to be restarted now; otherwise it's the same program.
+    /// Puts a program on trial. Returns whether the caller should restart this program; otherwise it's the same one.
     pub(crate) async fn begin(
         &self,
         task: &TaskId,
@@ -143,7 +143,7 @@ fn stage(record: &Record, trial: Option<&TaskTrial>) -> Stage {
         }
         Some((None, _)) => Stage::Proved,
         None if record.proved().is_some_and(|proved| proved.digest == *digest) => Stage::Proved,
-        None => Stage::WentBack("another program was installed on the machine meanwhile".to_owned()),
+        None => Stage::WentBack("another program was installed on the machine in between".to_owned()),
     }
 }
 

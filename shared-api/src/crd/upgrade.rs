@@ -14,8 +14,8 @@ pub struct UpgradeSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), regex(pattern = r"^([0-9]+(h|m|s))+$"))]
     pub within: Option<String>,
-    /// Whether agents that a package of the operating system installed are upgraded too. They fail by default: their
-    /// package is to be upgraded.
+    /// Whether agents that a package of the operating system installed are upgraded too. They fail by default: upgrade
+    /// their package.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub packages: bool,
 }

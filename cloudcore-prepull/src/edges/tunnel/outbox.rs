@@ -74,7 +74,7 @@ pub(super) struct Knowledge {
 }
 
 impl Knowledge {
-    /// As the agent says it.
+    /// From the agent's own announcement.
     pub(super) fn of(hello: &Hello) -> Self {
         Self { removals: hello.removes, upgrades: hello.upgrades }
     }

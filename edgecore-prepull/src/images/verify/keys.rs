@@ -21,7 +21,7 @@ pub(super) struct Keys(Vec<Key>);
 struct Key {
     /// Fingerprint of its SubjectPublicKeyInfo, in the form of [`prepull_api::task::ImageFacts::signed_by`].
     fingerprint: String,
-    key: UnparsedPublicKey<Vec<u8>>,
+    public: UnparsedPublicKey<Vec<u8>>,
     /// The same key for signatures of the message's SHA-512, only for Ed25519: cosign 2 signs the message, and cosign 3
     /// its hash (Ed25519ph).
     of_hash: Option<VerifyingKey>,
@@ -50,9 +50,9 @@ impl Keys {
 
     /// Fingerprint of the key that has made the signature of this message.
     pub(super) fn signer(&self, message: &[u8], signature: &[u8]) -> Option<&str> {
-        let signer = self.0.iter().find(|Key { key, of_hash, .. }| {
+        let signer = self.0.iter().find(|Key { public, of_hash, .. }| {
             let of_hash = || of_hash.as_ref().is_some_and(|key| has_signed_hash(key, message, signature));
-            key.verify(message, signature).is_ok() || of_hash()
+            public.verify(message, signature).is_ok() || of_hash()
         });
         signer.map(|key| key.fingerprint.as_str())
     }
@@ -73,11 +73,11 @@ fn read(der: &[u8]) -> Result<Key, &'static str> {
     let bytes = key.subject_public_key.data.as_ref();
     if key.algorithm.algorithm == OID_SIG_ED25519 {
         let of_hash = VerifyingKey::try_from(bytes).map_err(|_| "is malformed")?;
-        let key = UnparsedPublicKey::new(&ED25519, bytes.to_vec());
-        Ok(Key { fingerprint, key, of_hash: Some(of_hash) })
+        let public = UnparsedPublicKey::new(&ED25519, bytes.to_vec());
+        Ok(Key { fingerprint, public, of_hash: Some(of_hash) })
     } else if key.algorithm.algorithm == OID_KEY_TYPE_EC_PUBLIC_KEY && curve == Some(OID_EC_P256) {
-        let key = UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, bytes.to_vec());
-        Ok(Key { fingerprint, key, of_hash: None })
+        let public = UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, bytes.to_vec());
+        Ok(Key { fingerprint, public, of_hash: None })
     } else {
         Err("is neither ECDSA on P-256 nor Ed25519")
     }

@@ -23,3 +23,10 @@ pub(super) struct TaskContext<'a> {
     /// The cap of its site.
     pub(super) site: &'a Bucket,
 }
+
+impl TaskContext<'_> {
+    /// Whether the job or the node demands a signature.
+    pub(super) fn needs_signature(&self) -> bool {
+        self.verification.is_some() || self.control.borrow().terms.download.verify.is_some()
+    }
+}

@@ -245,9 +245,7 @@ impl<P: Puller> ImagePulls<P> {
             }
             PullPolicy::Always | PullPolicy::Other => {
                 // The previous pull may not have checked its signature.
-                let needs_none = context.verification.is_none()
-                    && context.control.borrow().terms.download.verify.is_none();
-                let recent = recent.as_ref().filter(|_| needs_none);
+                let recent = recent.as_ref().filter(|_| !context.needs_signature());
                 if let Some(pulled) = recent.and_then(|recent| recent.if_pulled_with(&key)) {
                     let Pulled { digest, id, .. } = pulled.clone();
                     return Ok(Some(already_present(Present { digest, id })));

@@ -24,7 +24,7 @@ use crate::upgrade::{MOST_BYTES, PATH, Stage, Upgrades};
 const LOOK: Duration = Duration::from_secs(1);
 
 impl<P: Puller> Executor<P> {
-    /// Carries out an upgrade, and doesn't return if this program is to be restarted.
+    /// Carries out an upgrade, and doesn't return if this program will be restarted.
     pub(super) async fn upgrade(
         &self,
         upgrade: Upgrade,
@@ -34,9 +34,9 @@ impl<P: Puller> Executor<P> {
     ) {
         let Some((index, image)) = open_images(execution).next() else { return };
         let result = match &self.upgrades {
-            None => failed("upgrades by hand take `edgecore-prepull upgrade`".to_owned()),
+            None => failed("upgrades by hand take `edgecore-prepull upgrade`"),
             Some(upgrades) => match upgrades.prepare(upgrade) {
-                Err(error) => failed(with_causes(error.as_ref())),
+                Err(error) => failed(&with_causes(error.as_ref())),
                 Ok(verification) => {
                     context.verification = Some(verification);
                     self.try_program(upgrades, upgrade, (index, image), &context).await
@@ -59,11 +59,11 @@ impl<P: Puller> Executor<P> {
     ) -> ImageResult {
         loop {
             match upgrades.stage(context.task) {
-                Err(error) => return failed(with_causes(error.as_ref())),
+                Err(error) => return failed(&with_causes(error.as_ref())),
                 Ok(Stage::New) => break,
                 Ok(Stage::OnTrial) => sleep(LOOK).await,
                 Ok(Stage::Proved) => return self.find_present(image).await,
-                Ok(Stage::WentBack(reason)) => return failed(reason),
+                Ok(Stage::WentBack(reason)) => return failed(&reason),
             }
         }
         // What is present may not have been verified by the key of this machine.
@@ -76,7 +76,7 @@ impl<P: Puller> Executor<P> {
         let reference = &image.reference;
         let program = match self.images.puller.read_file(reference, PATH, MOST_BYTES).await {
             Ok(program) => program,
-            Err(why) => return failed(format!("cannot take /{PATH} out of the image: {why}")),
+            Err(why) => return failed(&format!("cannot take /{PATH} out of the image: {why}")),
         };
         match upgrades.begin(context.task, reference, &program, upgrade).await {
             Ok(true) => {
@@ -87,7 +87,7 @@ impl<P: Puller> Executor<P> {
                 "its program runs already".clone_into(&mut result.reason);
                 result
             }
-            Err(error) => failed(with_causes(error.as_ref())),
+            Err(error) => failed(&with_causes(error.as_ref())),
         }
     }
 
@@ -98,9 +98,9 @@ impl<P: Puller> Executor<P> {
     }
 }
 
-fn failed(reason: String) -> ImageResult {
+fn failed(reason: &str) -> ImageResult {
     ImageResult {
-        reason: truncate_reason(&reason),
+        reason: truncate_reason(reason),
         code: Some(FailureCode::UpgradeFailed),
         ..ImageResult::new(ImageOutcome::Failed)
     }
