@@ -193,7 +193,7 @@ async fn a_job_upgrades_an_agent_or_it_goes_back() -> Result<()> {
 
     // From a program that the installed one became, and killed in the middle of the trial.
     node.shell("systemctl restart edgecore-prepull").await?;
-    let slow = node.signed("4.0.0", &format!("sleep 3\n{runs}")).await?;
+    let slow = node.signed("7.0.0", &format!("sleep 3\n{runs}")).await?;
     let (upgraded, killed) = tokio::join!(upgrade_job(&cluster, "slow", &slow).completes(), async {
         eventually("it is tried", SOON, async || {
             node.shell(&format!("grep -A9 trial {RECORD} | grep -q '\"starts\": 1'")).await
@@ -203,7 +203,7 @@ async fn a_job_upgrades_an_agent_or_it_goes_back() -> Result<()> {
     });
     upgraded?;
     killed?;
-    proved("4.0.0").await?;
+    proved("7.0.0").await?;
 
     let alone = "exec /usr/local/bin/edgecore-prepull \"$@\" --tunnel-url wss://127.0.0.1:1/v1/edge";
     let alone = node.signed("5.0.0", alone).await?;
@@ -211,7 +211,7 @@ async fn a_job_upgrades_an_agent_or_it_goes_back() -> Result<()> {
     ensure!(status.reason.contains("UpgradeFailed"), "{}", status.reason);
     let node_status = status.node("edge-1").context("no node")?;
     ensure!(node_status.reason.contains("it did not connect to cloudcore within 20 s"), "{node_status:?}");
-    proved("4.0.0").await?;
+    proved("7.0.0").await?;
     let image = node.registry.seed(&Image::of_layers("afterwards", &[MIB])?, "team/afterwards:v1")?;
     cluster.job("afterwards").on(["edge-1"]).images([&image]).completes().await?;
     Ok(())
