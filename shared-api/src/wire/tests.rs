@@ -132,7 +132,7 @@ fn edge_messages_keep_their_bytes() {
             r#"{"task":{"job":"uid-1","attempt":2},"phase":"running","limited":true},"#,
             r#"{"task":{"job":"uid-1","attempt":2},"phase":"needsKeys"},"#,
             r#"{"task":{"job":"uid-1","attempt":2},"phase":"finished"}],"trusts":"ab","timeZone":"Europe/Berlin","#,
-            r#""windows":[{"days":["Mon","Sun"],"start":"01:30","duration":14400000,"timeZone":"Node"}],"pins":["uid-1"],"peer":{"addresses":["10.0.0.1:10006"]},"removes":true}"#,
+            r#""windows":[{"days":["Mon","Sun"],"start":"01:30","duration":14400000,"timeZone":"Node"}],"pins":["uid-1"],"peer":{"addresses":["10.0.0.1:10006"]},"removes":true,"upgrades":true}"#,
         ),
     );
     assert_frame(
