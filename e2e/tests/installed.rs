@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use prepull_api::crd::upgrade::UpgradeSpec;
 use prepull_e2e::cluster::NAMESPACE;
 use prepull_e2e::helm::{CHART, Helm};
 use prepull_e2e::kubernetes::Installation;
@@ -59,6 +60,14 @@ async fn manifests_install_drain_and_upgrade_as_documented() -> Result<()> {
     let leader = installation.leader_after(&leader).await?;
     let second = registry.seed(&Image::small("deleted")?, "team/app:v2")?;
     cluster.job("second").images([&second]).on(["edge-1"]).completes().await?;
+
+    // Kubernetes upgrades the agent here, and no job does.
+    let agent = registry.seed(&Image::small("agent")?, "team/edgecore-prepull:v2")?;
+    let upgrade = cluster.job("upgrade").images([&agent]).on(["edge-1"]);
+    let upgrade = upgrade.spec(|spec| spec.image_pre_pull_template.upgrade = Some(UpgradeSpec::default()));
+    let status = upgrade.fails().await?;
+    let reason = &status.node("edge-1").context("no node")?.reason;
+    ensure!(reason.contains("the agent runs in a container: Kubernetes upgrades it"), "{reason}");
 
     // Its node is drained.
     installation.is_rolled_out(NAMESPACE, DEPLOYMENT).await?;

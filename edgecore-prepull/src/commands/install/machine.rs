@@ -77,7 +77,8 @@ pub(crate) fn find_init(places: &Places) -> Init {
             return init;
         }
     }
-    Init::Unknown
+    // A pod without a token of a service account has none of these files, but the address of the API server.
+    if std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() { Init::Container } else { Init::Unknown }
 }
 
 fn read(path: &Path) -> anyhow::Result<Option<String>> {
