@@ -130,11 +130,14 @@ pub(super) fn merged(accepted: &ImagePrePullJobSpec, edited: &ImagePrePullJobSpe
     template.concurrency = now.concurrency;
     template.timeout_seconds = now.timeout_seconds;
     template.failure_tolerate.clone_from(&now.failure_tolerate);
-    // A job that removes can't have what is about pulling: an edit of that is meant for its next run.
-    if template.remove.is_some() {
-        (merged.pin, merged.recheck) = (accepted.pin, accepted.recheck);
-        merged.download.clone_from(&accepted.download);
+    // What a job that removes or upgrades can't have: an edit of that is meant for its next run.
+    if template.remove.is_some() || template.upgrade.is_some() {
+        merged.recheck = accepted.recheck;
         merged.verify.clone_from(&accepted.verify);
+    }
+    if template.remove.is_some() {
+        merged.pin = accepted.pin;
+        merged.download.clone_from(&accepted.download);
     }
     merged
 }

@@ -276,19 +276,27 @@ fn a_further_round_uses_a_corrected_secret() {
 }
 
 #[test]
-fn a_removal_leaves_pulling_to_its_next_run() {
+fn a_jobs_exclusions_wait_for_its_next_run() {
     let remove = json!({"nodeNames": ["a"], "images": [], "remove": {"images": ["old:1"]}});
     let pull = json!({"nodeNames": ["a"], "images": ["new:1"]});
-    for (template, edit, refusal) in [
-        (pull.clone(), json!({"pin": true, "suspend": true}), "what is pulled"),
-        (pull.clone(), json!({"download": {"maxRate": "1Mi"}, "suspend": true}), "what is pulled"),
-        (pull, json!({"recheck": 1, "suspend": true}), "what is pulled"),
-        (remove.clone(), json!({"pin": true, "suspend": true}), "spec.pin: is about pulling"),
+    let upgrade = json!({"nodeNames": ["a"], "images": ["agent:1"], "upgrade": {}});
+    for (begun, template, edit, refusal) in [
+        (&remove, &pull, json!({"pin": true, "suspend": true}), "what is pulled"),
+        (&remove, &pull, json!({"download": {"maxRate": "1Mi"}, "suspend": true}), "what is pulled"),
+        (&remove, &pull, json!({"recheck": 1, "suspend": true}), "what is pulled"),
+        (&remove, &remove, json!({"pin": true, "suspend": true}), "spec.pin: is about pulling"),
+        (&upgrade, &pull, json!({"recheck": 1, "suspend": true}), "what is pulled"),
+        (
+            &upgrade,
+            &upgrade,
+            json!({"recheck": 1, "suspend": true}),
+            "spec.recheck: has no effect on an upgrade",
+        ),
     ] {
         let mut world = World::new(&["a"]);
-        world.give(with_spec(remove.clone(), json!({}), 1, None));
+        world.give(with_spec(begun.clone(), json!({}), 1, None));
         world.pass(1000);
-        world.give(with_spec(template, edit.clone(), 2, None));
+        world.give(with_spec(template.clone(), edit.clone(), 2, None));
         world.pass(1000);
         let reason = &world.status().reason;
         assert!(reason.contains(&format!("edit refused: {refusal}")), "{edit}: {reason}");
