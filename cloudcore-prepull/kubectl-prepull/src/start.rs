@@ -1,11 +1,12 @@
-//! Makes a job and follows it, as `run` and `from` do.
+//! Makes a job and follows it, as `run`, `from`, `remove` and `upgrade` do.
 
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use kube::ResourceExt;
-use kube::api::PostParams;
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{ListParams, PostParams};
+use kube::{Api, ResourceExt};
 use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::task::NodeName;
 use prepull_engine::prepull::validate::validate;
@@ -13,8 +14,9 @@ use serde_json::Value;
 
 use crate::amounts::{count, duration};
 use crate::cluster::Cluster;
+use crate::order::Order;
 use crate::output::print_changed;
-use crate::problem::WrongUsage;
+use crate::problem::{MissingRight, WrongUsage, note};
 use crate::progress::follow::follow;
 use crate::session::{Ended, Session};
 use crate::{jobs, problem};
@@ -122,21 +124,39 @@ fn differing(one: &Value, other: &Value, path: &str, found: &mut Vec<String>) {
     }
 }
 
-/// Makes the job, unless it is there, and follows it as the flags say. `is_relative`: its concurrency is a part of the nodes.
+/// The number of nodes, if the job's concurrency is a percentage of it.
+async fn nodes_of(order: &Order, cluster: &Cluster) -> anyhow::Result<usize> {
+    if !order.needs_count() {
+        return Ok(0);
+    }
+    if !order.nodes.is_empty() {
+        return Ok(order.nodes.len());
+    }
+    let labelled = ListParams::default().labels(&order.edges()?.to_string());
+    let nodes = Api::<Node>::all(cluster.client()).list_metadata(&labelled).await;
+    let is_refused = matches!(&nodes, Err(kube::Error::Api(answer)) if MissingRight::of(answer).is_some());
+    if is_refused && order.is_any_concurrency {
+        note("you may not list nodes, so it is one node at a time: --concurrency gives another number");
+        return Ok(1);
+    }
+    let unknown = "--concurrency is a percentage of the nodes (10% by default), and they cannot be listed";
+    Ok(nodes.context(unknown)?.items.len())
+}
+
+/// Makes the job, unless it is there, and follows it as the flags say.
 pub(crate) async fn start(
     session: &Session,
     cluster: &Cluster,
-    job: &ImagePrePullJob,
-    is_relative: bool,
+    order: &Order,
     args: &WaitArgs,
 ) -> anyhow::Result<Ended> {
-    check(job)?;
+    let mut job = order.job(nodes_of(order, cluster).await?);
+    check(&job)?;
     if args.dry_run {
-        session.print_document(job)?;
+        session.print_document(&job)?;
         return Ok(Ended::Done);
     }
     let name = job.name_any();
-    let mut job = job.clone();
     job.spec.ttl_seconds_after_finished.get_or_insert(TTL_SECONDS);
     let created = jobs::api(cluster).create(&PostParams::default(), &job).await;
     let created = created.with_context(|| format!("job {name} cannot be made"));
@@ -144,7 +164,7 @@ pub(crate) async fn start(
         Ok(created) => (created, made(&job)),
         Err(error) if is_taken(&error) => {
             let there = jobs::get(cluster, &name).await?;
-            if is_relative {
+            if order.needs_count() {
                 // A part of the nodes that there were then.
                 let before = &there.spec.image_pre_pull_template;
                 job.spec.image_pre_pull_template.concurrency = before.concurrency;

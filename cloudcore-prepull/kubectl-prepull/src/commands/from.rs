@@ -14,7 +14,6 @@ use prepull_api::selector::Selector;
 use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 
-use super::run::nodes_of;
 use crate::amounts::{count, listed};
 use crate::cluster::Cluster;
 use crate::order::{ChosenNodes, CourseArgs, Order, edge_selector, job_name};
@@ -109,8 +108,7 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &FromArgs) -
         take_secrets(cluster, &objects, &workloads, &mut order).await?;
     }
     let order = order.with_course(&args.course, cluster.namespace());
-    let job = order.job(nodes_of(&order, cluster).await?);
-    let ended = start(session, cluster, &job, order.needs_count(), &args.wait).await?;
+    let ended = start(session, cluster, &order, &args.wait).await?;
     match text {
         Some(text) if args.apply_then && ended == Ended::Done => {
             let status = apply(&session.global, &text).await?;

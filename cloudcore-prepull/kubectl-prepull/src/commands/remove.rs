@@ -7,7 +7,7 @@ use clap::Args;
 use prepull_api::crd::remove::RemoveSpec;
 use prepull_api::image::Reference;
 
-use super::run::nodes_of;
+use super::run::parse_image;
 use crate::cluster::Cluster;
 use crate::order::{ChosenNodes, Order, PaceArgs, edge_selector, job_name};
 use crate::session::{Ended, Session};
@@ -30,7 +30,7 @@ Exit status: 0 if the job is Completed, 1 if it is a Failure, 2 for wrong usage,
 Ctrl-C.")]
 pub(crate) struct RemoveArgs {
     /// Images by reference, or repositories with --older-than or --keep-last.
-    #[arg(required = true, value_name = "NAME", value_parser = parse_name)]
+    #[arg(required = true, value_name = "NAME", value_parser = parse_image)]
     names: Vec<String>,
     /// Of repositories, only images that the node has had for longer than this.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
@@ -55,14 +55,9 @@ pub(crate) struct RemoveArgs {
     wait: WaitArgs,
 }
 
-fn parse_name(text: &str) -> Result<String, String> {
-    Reference::parse(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
-}
-
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &RemoveArgs) -> anyhow::Result<Ended> {
     let order = order(args)?;
-    let job = order.job(nodes_of(&order, cluster).await?);
-    start(session, cluster, &job, order.needs_count(), &args.wait).await
+    start(session, cluster, &order, &args.wait).await
 }
 
 fn order(args: &RemoveArgs) -> anyhow::Result<Order> {

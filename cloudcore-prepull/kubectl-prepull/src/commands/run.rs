@@ -2,14 +2,10 @@
 
 use anyhow::Context;
 use clap::Args;
-use k8s_openapi::api::core::v1::Node;
-use kube::Api;
-use kube::api::ListParams;
 use prepull_api::image::Reference;
 
 use crate::cluster::Cluster;
 use crate::order::{ChosenNodes, CourseArgs, Order, edge_selector, job_name};
-use crate::problem::{MissingRight, note};
 use crate::session::{Ended, Session};
 use crate::start::{WaitArgs, start};
 
@@ -47,7 +43,7 @@ pub(crate) struct RunArgs {
     wait: WaitArgs,
 }
 
-fn parse_image(text: &str) -> Result<String, String> {
+pub(super) fn parse_image(text: &str) -> Result<String, String> {
     if is_value(text) {
         return Err(format!(
             "it looks like the value of a flag (--wait=2m has a =); an image of this name is docker.io/library/{text}"
@@ -67,8 +63,7 @@ fn is_value(text: &str) -> bool {
 
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &RunArgs) -> anyhow::Result<Ended> {
     let order = order(args, cluster.namespace())?;
-    let job = order.job(nodes_of(&order, cluster).await?);
-    start(session, cluster, &job, order.needs_count(), &args.wait).await
+    start(session, cluster, &order, &args.wait).await
 }
 
 fn order(args: &RunArgs, namespace: &str) -> anyhow::Result<Order> {
@@ -82,25 +77,6 @@ fn order(args: &RunArgs, namespace: &str) -> anyhow::Result<Order> {
         ..Order::default()
     }
     .with_course(&args.course, namespace))
-}
-
-/// The number of nodes, if the job's concurrency is a percentage of it.
-pub(crate) async fn nodes_of(order: &Order, cluster: &Cluster) -> anyhow::Result<usize> {
-    if !order.needs_count() {
-        return Ok(0);
-    }
-    if !order.nodes.is_empty() {
-        return Ok(order.nodes.len());
-    }
-    let labelled = ListParams::default().labels(&order.edges()?.to_string());
-    let nodes = Api::<Node>::all(cluster.client()).list_metadata(&labelled).await;
-    let is_refused = matches!(&nodes, Err(kube::Error::Api(answer)) if MissingRight::of(answer).is_some());
-    if is_refused && order.is_any_concurrency {
-        note("you may not list nodes, so it is one node at a time: --concurrency gives another number");
-        return Ok(1);
-    }
-    let unknown = "--concurrency is a percentage of the nodes (10% by default), and they cannot be listed";
-    Ok(nodes.context(unknown)?.items.len())
 }
 
 #[cfg(test)]

@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use clap::Args;
 use prepull_api::crd::upgrade::UpgradeSpec;
-use prepull_api::image::Reference;
 
-use super::run::nodes_of;
+use super::run::parse_image;
 use crate::cluster::Cluster;
 use crate::order::{ChosenNodes, CourseArgs, Order, edge_selector, job_name};
 use crate::session::{Ended, Session};
@@ -54,14 +53,9 @@ pub(crate) struct UpgradeArgs {
     wait: WaitArgs,
 }
 
-fn parse_image(text: &str) -> Result<String, String> {
-    Reference::parse(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
-}
-
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &UpgradeArgs) -> anyhow::Result<Ended> {
     let order = order(args, cluster.namespace())?;
-    let job = order.job(nodes_of(&order, cluster).await?);
-    start(session, cluster, &job, order.needs_count(), &args.wait).await
+    start(session, cluster, &order, &args.wait).await
 }
 
 fn order(args: &UpgradeArgs, namespace: &str) -> anyhow::Result<Order> {
