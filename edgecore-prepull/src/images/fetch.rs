@@ -303,7 +303,7 @@ impl<P: Puller> Fetching<P> {
             return refuse("spec.download.deltas is Require, which the container runtime can't do");
         }
         if request.terms.verification.is_some_and(|wanted| wanted.mode == VerificationMode::Enforce) {
-            return refuse("it needs a signature, which the container runtime would not verify")
+            return refuse("it needs a signature, which the container runtime would not verify: have the agent download (--fetch=auto, over containerd)")
                 .map_err(|error| error.with_code(FailureCode::SignatureInvalid));
         }
         let buckets = Buckets { node: &self.fetcher.bucket, own: request.terms.bucket };

@@ -25,7 +25,12 @@ impl OldFiles {
 
 /// Reads a regular file of at most `most` bytes.
 pub(super) fn read_file(directories: &[PathBuf], path: &str, most: u64) -> io::Result<Vec<u8>> {
-    let file = Sources::open(&mut OldFiles::open(directories)?, path.as_bytes())?;
+    let file = match Sources::open(&mut OldFiles::open(directories)?, path.as_bytes()) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(io::Error::other("the image has no such file"));
+        }
+        file => file?,
+    };
     let size = file.metadata()?.len();
     if size > most {
         return Err(io::Error::other(format!("{path} has {size} bytes, more than {most}")));
