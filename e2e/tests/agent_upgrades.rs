@@ -54,7 +54,7 @@ impl EdgeBox {
         let script = format!(
             "#!/bin/sh\nif [ \"$1\" = --version ]; then echo edgecore-prepull {version}; exit; fi\n{does}\n"
         );
-        let image = Image::of_script(&format!("agent-{version}"), "edgecore-prepull", &script)?;
+        let image = Image::of_script("edgecore-prepull", &script)?;
         Ok((self.registry.seed(&image, &format!("{REPOSITORY}:{version}"))?, image))
     }
 
