@@ -26,6 +26,7 @@ use crate::cloud::join::{self, JoinArgs};
 use crate::cloud::tunnel::Link;
 use crate::cloud::tunnel::dial::{self, Dial};
 use crate::commands::args::{Cli, Command, RunArgs};
+use crate::commands::install::machine::{find_init, is_packaged};
 use crate::commands::install::places::Places;
 use crate::commands::install::plan::Init;
 use crate::commands::{install, pull, status, uninstall, upgrade};
@@ -40,7 +41,7 @@ use crate::metrics::Metrics;
 use crate::node_clock::node_clock;
 use crate::tasks::ledger::Ledger;
 use crate::tasks::node::{Node, NodeConfig, Recorder};
-use crate::upgrade::{Launched, Upgrades, launch, relaunch};
+use crate::upgrade::{Launched, Obstacles, Upgrades, launch, relaunch};
 
 mod http;
 
@@ -182,8 +183,7 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<Ended> {
         tasks.spawn(server.serve(listener, shutdown.clone()));
     }
     let peer_address = peers.address(peer_port);
-    let is_container = install::machine::find_init(&Places::default()) == Init::Container;
-    let upgrades = Arc::new(Upgrades::new(&state_dir, metrics_listen, is_container));
+    let upgrades = Arc::new(Upgrades::new(&state_dir, obstacles(metrics_listen)));
     let asked = upgrades.clone();
     let config =
         NodeConfig { max_tasks, parallel_pulls, limits, clock, providers, hub, kubelet_dir, upgrades };
@@ -231,6 +231,16 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<Ended> {
         warn!("some parts did not stop within {DRAIN:?}");
     }
     ended
+}
+
+/// What keeps tasks from upgrading this agent.
+fn obstacles(listen: Listen) -> Obstacles {
+    let places = Places::default();
+    Obstacles {
+        is_container: find_init(&places) == Init::Container,
+        is_packaged: is_packaged(&places),
+        is_unasked: listen == Listen::Off,
+    }
 }
 
 fn log_surroundings(providers: &Providers) {

@@ -20,9 +20,9 @@ mod record;
 
 pub(crate) use files::{Files, MOST_BYTES};
 pub(crate) use launch::{Launched, launch, relaunch};
-pub(crate) use of_task::{Stage, Upgrades};
-pub(crate) use program::{print_version, read_keys};
-pub(crate) use record::{Outcome, Program, Record};
+pub(crate) use of_task::{Obstacles, Upgrades};
+pub(crate) use program::{put_on_trial, signature_by};
+pub(crate) use record::{Outcome, Program, Record, Stage};
 
 /// The program in the released images.
 pub(crate) const PATH: &str = "usr/local/bin/edgecore-prepull";
@@ -32,7 +32,8 @@ pub(crate) const KEY: &str = "/etc/edgecore-prepull/upgrade.pub";
 /// The version of this program.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The version of the installed program, which has launched this one if they differ.
-pub(crate) fn installed_version() -> String {
-    std::env::var(launch::LAUNCHED).unwrap_or_else(|_| VERSION.to_owned())
-}
+/// Why an agent in a container isn't upgraded from within.
+pub(crate) const IN_CONTAINER: &str =
+    "the agent runs in a container: Kubernetes upgrades it, with the image of its DaemonSet";
+/// Why an agent without a port isn't upgraded.
+pub(crate) const UNASKED: &str = "metricsListen is off, so that a new program can't be asked whether it's connected: set it in the agent's file";

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{anyhow, bail};
-use prepull_api::download::{DownloadTerms, Verification, VerificationMode};
+use prepull_api::download::DownloadTerms;
 use prepull_api::image::Reference;
 use prepull_program::errors::with_causes;
 use tokio::time::{Instant, interval};
@@ -18,7 +18,9 @@ use crate::commands::args::UpgradeArgs;
 use crate::config::{Effective, Listen, Settings};
 use crate::images::fetch::FetchMode;
 use crate::images::puller::Puller;
-use crate::upgrade::{Files, MOST_BYTES, PATH, Program, Record, VERSION, print_version, read_keys};
+use crate::upgrade::{
+    Files, IN_CONTAINER, MOST_BYTES, PATH, Program, Record, UNASKED, VERSION, put_on_trial, signature_by,
+};
 
 /// How often we look whether the trial has ended.
 const LOOK: Duration = Duration::from_millis(200);
@@ -31,7 +33,7 @@ pub(crate) async fn run(args: UpgradeArgs) -> anyhow::Result<ExitCode> {
     let files = Files::of(&settings.state_dir);
     let init = find_init(&Places::default());
     if init == Init::Container {
-        bail!("this is a container: Kubernetes upgrades it, with the image of the DaemonSet");
+        bail!(IN_CONTAINER);
     }
     let record = files.read()?;
     if args.undo {
@@ -41,15 +43,11 @@ pub(crate) async fn run(args: UpgradeArgs) -> anyhow::Result<ExitCode> {
         bail!("an upgrade is being tried: wait for its end, or end it with --undo");
     }
     if settings.metrics_listen == Listen::Off {
-        bail!(
-            "metricsListen is off, so that the new program can't be asked whether it's connected: set it in the agent's file"
-        );
+        bail!(UNASKED);
     }
     let image = args.image.ok_or_else(|| anyhow!("no image is given"))?;
     let reference = Reference::parse(&image)?.normalized().to_string();
-    let keys = read_keys(&args.key)?;
-    let verify = Verification { mode: VerificationMode::Enforce, keys, unavailable: None };
-    let terms = DownloadTerms { verify: Some(verify), ..DownloadTerms::default() };
+    let terms = DownloadTerms { verify: Some(signature_by(&args.key)?), ..DownloadTerms::default() };
     let mut how = args.how;
     // Only the agent verifies signatures.
     how.fetch = FetchMode::Agent;
@@ -60,22 +58,8 @@ pub(crate) async fn run(args: UpgradeArgs) -> anyhow::Result<ExitCode> {
     }
     let read = puller.read_file(&reference, PATH, MOST_BYTES).await;
     let content = read.map_err(|why| anyhow!("cannot take /{PATH} out of {image}: {why}"))?;
-    let (digest, path) = files.store(&content)?;
-    let version = match print_version(&path).await {
-        Ok(version) => version,
-        Err(error) => {
-            // Removes the program.
-            files.write(&record)?;
-            return Err(error.context(format!("the program of {image} does not run on this machine")));
-        }
-    };
-    let mut record = record;
-    record.try_program(
-        VERSION,
-        Program { digest: digest.clone(), version: version.clone(), image },
-        args.within.as_secs(),
-    );
-    files.write(&record)?;
+    let Program { digest, version, .. } =
+        put_on_trial(&files, VERSION, &image, &content, args.within).await?;
     say(&format!("{version} is tried: it has {} to connect", humantime::format_duration(args.within)))?;
     restart(init).await?;
     match wait_for_end(&files, args.within).await? {

@@ -8,8 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use prepull_registry::digest::sha256;
 
-use super::of_task::TaskTrial;
-use super::record::{Program, Record};
+use super::record::{Program, Record, TaskTrial};
 use crate::cloud::identity::replace_file;
 
 /// Largest program that we keep, in bytes. The agent has about 12 MiB.
@@ -20,7 +19,7 @@ pub(crate) const MOST_BYTES: u64 = 128 << 20;
 pub(crate) struct Files {
     record: PathBuf,
     /// The task that has put a program on trial last.
-    pub(super) task: PathBuf,
+    task: PathBuf,
     programs: PathBuf,
 }
 
@@ -32,10 +31,7 @@ impl Files {
 
     /// The record; without one, the installed program runs.
     pub(crate) fn read(&self) -> anyhow::Result<Record> {
-        let text = match fs::read(&self.record) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Record::default()),
-            text => text.with_context(|| format!("cannot read {}", self.record.display()))?,
-        };
+        let Some(text) = read(&self.record)? else { return Ok(Record::default()) };
         serde_json::from_slice(&text)
             .with_context(|| format!("{} is damaged: remove it", self.record.display()))
     }
@@ -54,6 +50,11 @@ impl Files {
             }
         }
         Ok(())
+    }
+
+    /// The task that has put a program on trial last. A file that is damaged names none.
+    pub(super) fn read_task(&self) -> anyhow::Result<Option<TaskTrial>> {
+        Ok(read(&self.task)?.and_then(|text| serde_json::from_slice(&text).ok()))
     }
 
     /// Writes the task of a trial, so that it survives a power cut.
@@ -92,6 +93,14 @@ impl Files {
             .mode(0o700)
             .create(&self.programs)
             .with_context(|| format!("cannot create {}", self.programs.display()))
+    }
+}
+
+/// The content of a file. `None` if it isn't there.
+fn read(path: &Path) -> anyhow::Result<Option<Vec<u8>>> {
+    match fs::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        content => content.map(Some).with_context(|| format!("cannot read {}", path.display())),
     }
 }
 

@@ -21,7 +21,7 @@ use crate::config::Listen;
 use crate::health;
 
 /// Set for a launched program, which launches no other one: the version of the installed program.
-pub(super) const LAUNCHED: &str = "PREPULL_LAUNCHED_BY";
+const LAUNCHED: &str = "PREPULL_LAUNCHED_BY";
 /// Set with it: the path of the installed program.
 const INSTALLED: &str = "PREPULL_INSTALLED";
 /// Set for a program that the installed one watches.
@@ -116,6 +116,11 @@ fn command(path: &Path) -> anyhow::Result<Command> {
     let mut command = Command::new(path);
     command.args(std::env::args_os().skip(1)).env(LAUNCHED, VERSION).env(INSTALLED, installed_program()?);
     Ok(command)
+}
+
+/// The version of the installed program, which has launched this one if they differ.
+pub(super) fn installed_version() -> String {
+    std::env::var(LAUNCHED).unwrap_or_else(|_| VERSION.to_owned())
 }
 
 /// The path of the installed program.

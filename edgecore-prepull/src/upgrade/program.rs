@@ -1,34 +1,63 @@
-//! The program in a released image, and the keys that it's signed with.
+//! The program in a released image: the keys that it's signed with, and its way onto trial.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
+use prepull_api::download::{Verification, VerificationMode};
 use tokio::process::Command;
 use tokio::time::timeout;
+
+use super::{Files, Program};
 
 /// A program prints its version within milliseconds.
 const PRINT: Duration = Duration::from_secs(10);
 
-/// Reads public keys.
+/// The signature that an image needs: by one of the public keys in these files.
 ///
 /// # Errors
 /// A file can't be read.
-pub(crate) fn read_keys(files: &[PathBuf]) -> anyhow::Result<Vec<String>> {
+pub(crate) fn signature_by(files: &[PathBuf]) -> anyhow::Result<Verification> {
     let read = |file: &PathBuf| {
         std::fs::read_to_string(file).with_context(|| {
             format!("cannot read {}: put the public key there by which releases are signed", file.display())
         })
     };
-    files.iter().map(read).collect()
+    let keys = files.iter().map(read).collect::<anyhow::Result<_>>()?;
+    Ok(Verification { mode: VerificationMode::Enforce, keys, unavailable: None })
+}
+
+/// Stores a program, and has it tried at the next start of the installed one, which has the version `base`. It has `within` to
+/// prove itself.
+///
+/// # Errors
+/// It doesn't run on this machine, or the disk refuses it. Then nothing has changed.
+pub(crate) async fn put_on_trial(
+    files: &Files,
+    base: &str,
+    image: &str,
+    content: &[u8],
+    within: Duration,
+) -> anyhow::Result<Program> {
+    let mut record = files.read()?;
+    let (digest, path) = files.store(content)?;
+    let version = match print_version(&path).await {
+        Ok(version) => version,
+        Err(error) => {
+            // Removes the program.
+            files.write(&record)?;
+            return Err(error.context(format!("the program of {image} does not run on this machine")));
+        }
+    };
+    let program = Program { digest, version, image: image.to_owned() };
+    record.try_program(base, program.clone(), within.as_secs());
+    files.write(&record)?;
+    Ok(program)
 }
 
 /// Runs `PROGRAM --version`: another architecture, or a damaged file, shows here.
-///
-/// # Errors
-/// It doesn't run, or prints something else.
-pub(crate) async fn print_version(program: &Path) -> anyhow::Result<String> {
+async fn print_version(program: &Path) -> anyhow::Result<String> {
     let mut command = Command::new(program);
     command.arg("--version").env_clear().stdin(Stdio::null()).kill_on_drop(true);
     let output =

@@ -51,6 +51,28 @@ pub(crate) struct Outcome {
     pub(crate) went_back: Option<String>,
 }
 
+/// The program that a task has put on trial. Not a part of the record: an older launcher, which writes that as well, would
+/// leave out the task.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct TaskTrial {
+    pub(super) task: String,
+    pub(super) digest: String,
+}
+
+/// How far the upgrade of a task has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// The task has put no program on trial.
+    New,
+    /// A program is on trial, whether that of the task or another one.
+    OnTrial,
+    /// The program of the task has proved itself.
+    Proved,
+    /// The program before runs again, for this reason.
+    WentBack(String),
+}
+
 /// What `run` does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Start {
@@ -82,6 +104,23 @@ impl Record {
     pub(crate) fn digests(&self) -> impl Iterator<Item = &str> {
         let trial = self.trial.as_ref().map(|trial| &trial.program);
         self.proved.iter().chain(trial).map(|program| program.digest.as_str())
+    }
+
+    /// How far the upgrade of a task has come that has put this program on trial, if any.
+    pub(super) fn stage(&self, trial: Option<&TaskTrial>) -> Stage {
+        if self.is_trying() {
+            return Stage::OnTrial;
+        }
+        let Some(TaskTrial { digest, .. }) = trial else { return Stage::New };
+        let last = self.last.as_ref().filter(|last| last.program.digest == *digest);
+        match last.map(|last| (&last.went_back, &last.program.version)) {
+            Some((Some(reason), version)) => {
+                Stage::WentBack(format!("{version} has not proved itself: {reason}"))
+            }
+            Some((None, _)) => Stage::Proved,
+            None if self.proved.as_ref().is_some_and(|proved| proved.digest == *digest) => Stage::Proved,
+            None => Stage::WentBack("another program was installed on the machine in between".to_owned()),
+        }
     }
 
     /// Has a program tried at the next start. It has `within` seconds to prove itself.
@@ -220,5 +259,24 @@ mod tests {
         record.prove();
         record.give_up("damaged".to_owned());
         assert_eq!(record.start(BASE), Start::Own);
+    }
+
+    #[test]
+    fn a_task_goes_on_where_its_trial_ended() {
+        let of = |digest: &str| TaskTrial { task: "uid/1".to_owned(), digest: format!("sha256:{digest}") };
+        let mut record = Record::default();
+        assert_eq!(record.stage(None), Stage::New);
+        record.try_program(BASE, program("2"), 60);
+        assert_eq!((record.stage(None), record.stage(Some(&of("2")))), (Stage::OnTrial, Stage::OnTrial));
+        record.prove();
+        assert_eq!((record.stage(None), record.stage(Some(&of("2")))), (Stage::New, Stage::Proved));
+
+        record.try_program(BASE, program("3"), 60);
+        record.go_back("it ended".to_owned());
+        let back = Stage::WentBack("3 has not proved itself: it ended".to_owned());
+        assert_eq!(record.stage(Some(&of("3"))), back);
+        assert_eq!(record.stage(Some(&of("2"))), Stage::Proved);
+        // The record was removed with another installation.
+        assert!(matches!(Record::default().stage(Some(&of("2"))), Stage::WentBack(_)));
     }
 }

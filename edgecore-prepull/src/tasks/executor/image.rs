@@ -342,7 +342,7 @@ async fn acquire(permits: &Semaphore) -> Option<SemaphorePermit<'_>> {
     permits.acquire().await.ok()
 }
 
-pub(super) fn failed(error: &PullError) -> ImageResult {
+fn failed(error: &PullError) -> ImageResult {
     ImageResult {
         reason: truncate_reason(&error.message),
         code: Some(error.code),

@@ -4,6 +4,7 @@
 use std::future::pending;
 use std::time::Duration;
 
+use anyhow::{anyhow, bail};
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{ImageOutcome, ImageResult, ImageTask, PullPolicy, Upgrade};
 use prepull_api::wire::truncate_reason;
@@ -34,15 +35,14 @@ impl<P: Puller> Executor<P> {
     ) {
         let Some((index, image)) = open_images(execution).next() else { return };
         let result = match &self.upgrades {
-            None => failed("upgrades by hand take `edgecore-prepull upgrade`"),
-            Some(upgrades) => match upgrades.prepare(upgrade) {
-                Err(error) => failed(&with_causes(error.as_ref())),
-                Ok(verification) => {
-                    context.verification = Some(verification);
-                    self.try_program(upgrades, upgrade, (index, image), &context).await
-                }
-            },
+            None => Err(anyhow!("upgrades by hand take `edgecore-prepull upgrade`")),
+            Some(upgrades) => self.try_program(upgrades, upgrade, (index, image), &mut context).await,
         };
+        let result = result.unwrap_or_else(|error| ImageResult {
+            reason: truncate_reason(&with_causes(error.as_ref())),
+            code: Some(FailureCode::UpgradeFailed),
+            ..ImageResult::new(ImageOutcome::Failed)
+        });
         let mut result = context.board.end(index, result);
         result.took = context.board.time_since_first_attempt(index);
         log_end(image, &result);
@@ -55,53 +55,38 @@ impl<P: Puller> Executor<P> {
         upgrades: &Upgrades,
         upgrade: Upgrade,
         (index, image): (usize, &ImageTask),
-        context: &TaskContext<'_>,
-    ) -> ImageResult {
+        context: &mut TaskContext<'_>,
+    ) -> anyhow::Result<ImageResult> {
         loop {
-            match upgrades.stage(context.task) {
-                Err(error) => return failed(&with_causes(error.as_ref())),
-                Ok(Stage::New) => break,
-                Ok(Stage::OnTrial) => sleep(LOOK).await,
-                Ok(Stage::Proved) => return self.find_present(image).await,
-                Ok(Stage::WentBack(reason)) => return failed(&reason),
+            match upgrades.stage(context.task)? {
+                Stage::New => break,
+                Stage::OnTrial => sleep(LOOK).await,
+                Stage::Proved => return Ok(self.find_present(image).await),
+                Stage::WentBack(reason) => bail!(reason),
             }
         }
+        context.verification = Some(upgrades.prepare(upgrade)?);
         // What is present may not have been verified by the key of this machine.
         let image = ImageTask { policy: PullPolicy::Always, ..image.clone() };
         let mut result = self.images.pull(context, index, &image).await;
         if !result.outcome.is_on_node() {
-            return result;
+            return Ok(result);
         }
         wait_until(true, context.control.clone(), &self.images.clock).await;
         let reference = &image.reference;
-        let program = match self.images.puller.read_file(reference, PATH, MOST_BYTES).await {
-            Ok(program) => program,
-            Err(why) => return failed(&format!("cannot take /{PATH} out of the image: {why}")),
-        };
-        match upgrades.begin(context.task, reference, &program, upgrade).await {
-            Ok(true) => {
-                upgrades.restart();
-                pending().await
-            }
-            Ok(false) => {
-                "its program runs already".clone_into(&mut result.reason);
-                result
-            }
-            Err(error) => failed(&with_causes(error.as_ref())),
+        let read = self.images.puller.read_file(reference, PATH, MOST_BYTES).await;
+        let program = read.map_err(|why| anyhow!("cannot take /{PATH} out of the image: {why}"))?;
+        if upgrades.begin(context.task, reference, &program, upgrade).await? {
+            upgrades.restart();
+            pending::<()>().await;
         }
+        "its program runs already".clone_into(&mut result.reason);
+        Ok(result)
     }
 
     /// The image that the trial came from. It may be gone by now, and its program stays.
     async fn find_present(&self, image: &ImageTask) -> ImageResult {
         let present = self.images.puller.look_up(&image.reference).await;
         present.ok().flatten().map_or_else(|| ImageResult::new(ImageOutcome::Present), already_present)
-    }
-}
-
-fn failed(reason: &str) -> ImageResult {
-    ImageResult {
-        reason: truncate_reason(reason),
-        code: Some(FailureCode::UpgradeFailed),
-        ..ImageResult::new(ImageOutcome::Failed)
     }
 }

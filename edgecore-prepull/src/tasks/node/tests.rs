@@ -9,11 +9,11 @@ use prepull_api::wire::{Assign, Key, OpenPhase, Welcome};
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::config::Listen;
 use crate::images::puller::fake::{Act, Fake};
 use crate::images::site::Hub;
 use crate::tasks::ledger::Store as _;
 use crate::tasks::ledger::memory::MemoryStore;
+use crate::upgrade::Obstacles;
 
 /// A node with the far end of its tunnel.
 struct Harness {
@@ -26,7 +26,7 @@ struct Harness {
 impl Harness {
     fn start(fake: &Arc<Fake>, store: &MemoryStore) -> Self {
         let config = NodeConfig {
-            upgrades: Arc::new(Upgrades::new(&PathBuf::new(), Listen::Off, false)),
+            upgrades: Arc::new(Upgrades::new(&PathBuf::new(), Obstacles::default())),
             max_tasks: NonZeroU32::MIN,
             parallel_pulls: NonZeroUsize::new(2).unwrap(),
             limits: Limits::default(),
