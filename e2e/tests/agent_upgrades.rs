@@ -177,7 +177,9 @@ async fn a_job_upgrades_an_agent_or_it_goes_back() -> Result<()> {
     ensure!(image.code == Some(FailureCode::SignatureInvalid), "{image:?}");
 
     let second = node.signed("2.0.0", runs).await?;
-    upgrade_job(&cluster, "second", &second).completes().await?;
+    let status = upgrade_job(&cluster, "second", &second).completes().await?;
+    let digest = status.image("edge-1", &second).and_then(|image| image.digest.as_ref());
+    ensure!(digest.is_some(), "the status has no digest: {status:?}");
     proved("2.0.0").await?;
     // It runs already: no trial, no restart.
     let running = node.shell("systemctl show edgecore-prepull --property=MainPID").await?;
@@ -190,6 +192,9 @@ async fn a_job_upgrades_an_agent_or_it_goes_back() -> Result<()> {
     ensure!(image.code == Some(FailureCode::UpgradeFailed), "{image:?}");
     ensure!(image.reason.contains("3.0.0 has not proved itself: it ended after"), "{}", image.reason);
     proved("2.0.0").await?;
+    // The programs have given way to each other: systemd had nothing to do.
+    let restarts = node.shell("systemctl show edgecore-prepull --property=NRestarts --value").await?;
+    assert_eq!(restarts.trim(), "0");
 
     // From a program that the installed one became, and killed in the middle of the trial.
     node.shell("systemctl restart edgecore-prepull").await?;
