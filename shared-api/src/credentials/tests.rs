@@ -54,6 +54,8 @@ fn a_pattern_matches_as_in_the_kubelet() {
         ("https://r.io/v1/", "r.io/app", true),
         ("https://r.io/v2/team", "r.io/team/app", true),
         ("https://r.io/v2/team", "r.io/other/app", false),
+        ("r.io/v1/app", "r.io/v1/app", false),
+        ("r.io/v1/v1/app", "r.io/v1/app", true),
         ("*.r.io", "a.r.io/app", true),
         ("*.r.io", "r.io/app", false),
         ("*.r.io", "a.b.r.io/app", false),
@@ -357,9 +359,12 @@ proptest! {
             image.registry().to_owned()
         };
         prop_assert!(RegistryPattern::parse(&host).unwrap().matches(&image));
-        let whole = format!("{host}/{}", image.repository());
+        // An API version after the host is dropped: a repository below `v1` needs a version in front of its own.
+        let repository = image.repository();
+        let version = if repository.starts_with("v1/") || repository.starts_with("v2/") { "v2/" } else { "" };
+        let whole = format!("{host}/{version}{repository}");
         prop_assert!(RegistryPattern::parse(&whole).unwrap().matches(&image));
-        let longer = format!("{host}/{}x", image.repository());
+        let longer = format!("{whole}x");
         prop_assert!(!RegistryPattern::parse(&longer).unwrap().matches(&image));
     }
 
