@@ -132,7 +132,9 @@ impl Cloud {
 
     pub(crate) fn stir(&mut self, input: &Input, news: bool) {
         let still = match input {
-            Input::Tick | Input::Written { .. } => true,
+            Input::Tick => true,
+            // A job that is gone gives its slots back, for which others wait.
+            Input::Written { outcome, .. } => *outcome != WriteOutcome::Gone,
             Input::Job(_) => !news,
             Input::Session(SessionEvent::Message { message, .. }) => {
                 matches!(message, EdgeMessage::Accepted { .. })
