@@ -44,8 +44,13 @@ impl EdgeBox {
         parts::output(command).await?;
         let signer = Signer::ecdsa().await?;
         let new = Self { machine, registry, signer, containerd };
-        let key = new.signer.public_key()?;
-        new.shell(&format!("printf '%s' '{key}' >{KEY}")).await?;
+        let (key, pid) = (new.signer.public_key()?, new.pid().await?);
+        let line = format!(
+            "printf '%s' '{key}' >/root/release.pub && edgecore-prepull install --upgrade-key /root/release.pub"
+        );
+        let said = new.shell(&line).await?;
+        ensure!(said.contains(&format!("wrote {KEY}")), "{said}");
+        assert_eq!(new.pid().await?, pid, "a key needs no restart");
         Ok(new)
     }
 
@@ -66,6 +71,11 @@ impl EdgeBox {
 
     async fn upgrade(&self, arguments: &[&str]) -> Result<String> {
         self.machine.run(&[&["edgecore-prepull", "upgrade"], arguments].concat()).await
+    }
+
+    /// The unit's process.
+    async fn pid(&self) -> Result<String> {
+        self.shell("systemctl show edgecore-prepull --property=MainPID").await
     }
 
     async fn shell(&self, line: &str) -> Result<String> {
@@ -182,9 +192,9 @@ async fn a_job_upgrades_an_agent_or_it_goes_back() -> Result<()> {
     ensure!(digest.is_some(), "the status has no digest: {status:?}");
     proved("2.0.0").await?;
     // It runs already: no trial, no restart.
-    let running = node.shell("systemctl show edgecore-prepull --property=MainPID").await?;
+    let running = node.pid().await?;
     upgrade_job(&cluster, "again", &second).completes().await?;
-    assert_eq!(node.shell("systemctl show edgecore-prepull --property=MainPID").await?, running);
+    assert_eq!(node.pid().await?, running);
 
     let ends = node.signed("3.0.0", "exit 7").await?;
     let status = upgrade_job(&cluster, "ends", &ends).fails().await?;

@@ -21,12 +21,13 @@ mod record;
 pub(crate) use files::{Files, MOST_BYTES};
 pub(crate) use launch::{Launched, launch, relaunch};
 pub(crate) use of_task::{Obstacles, Upgrades};
-pub(crate) use program::{put_on_trial, signature_by};
+pub(crate) use program::{put_on_trial, read_key, signature_by};
 pub(crate) use record::{Outcome, Program, Record, Stage};
 
 /// The program in the released images.
 pub(crate) const PATH: &str = "usr/local/bin/edgecore-prepull";
-/// The public key by which releases are signed. A person puts it on the machine, so that no cluster can replace it.
+/// The public key by which releases are signed. `install --upgrade-key` or an administrator puts it on the
+/// machine, so that no cluster can replace it.
 pub(crate) const KEY: &str = "/etc/edgecore-prepull/upgrade.pub";
 
 /// The version of this program.

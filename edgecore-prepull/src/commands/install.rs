@@ -33,6 +33,7 @@ use crate::cloud::join::{self, JoinArgs, resolve_urls};
 use crate::config::{Effective, Listen, Settings};
 use crate::health;
 use crate::images::providers::{Providers, Stderr};
+use crate::upgrade;
 use args::InstallArgs;
 use places::{Places, UNIT};
 use plan::{Plan, Refusal, Step, UNIT_FILE, Wish};
@@ -119,6 +120,7 @@ fn wish(args: &InstallArgs, token: Option<&JoinToken>, places: &Places) -> anyho
         has_token: token.is_some(),
         node: args.node_name.clone().filter(|node| !node.is_empty()).map(NodeName),
         rejoin: args.rejoin,
+        upgrade_key: args.upgrade_key.as_deref().map(upgrade::read_key).transpose()?,
         settings: settings::values(&given),
     })
 }
@@ -174,6 +176,7 @@ impl Work {
             }
             // A proxy may have a password.
             Step::WriteProxies(text) => put(&places.proxies, text.as_bytes(), 0o600)?,
+            Step::WriteUpgradeKey(text) => put(&places.upgrade_key, text.as_bytes(), 0o644)?,
             Step::Remove(path) => {
                 fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))?;
                 say(&format!("removed {}, which a package has replaced", path.display()))?;

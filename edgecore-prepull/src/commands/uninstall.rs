@@ -40,13 +40,24 @@ fn plan(places: &Places, has_systemd: bool, unit: &UnitState, purge: bool) -> Ve
     }
     // An `install` that was killed during a write may have left these.
     steps.extend(places.replaced_whole().map(|file| Step::File(temporary_of(file))));
-    let Places { program, unit: unit_file, drop_ins, etc, settings, proxies, state, restart_due, .. } =
-        places.clone();
+    let Places {
+        program,
+        unit: unit_file,
+        drop_ins,
+        etc,
+        settings,
+        proxies,
+        upgrade_key,
+        state,
+        restart_due,
+        ..
+    } = places.clone();
     steps.push(Step::File(unit_file));
     if purge {
         steps.extend([Step::Tree(drop_ins), Step::Tree(etc)]);
     } else {
-        steps.extend([Step::File(settings), Step::File(proxies), Step::EmptyDir(etc)]);
+        steps.extend([settings, proxies, upgrade_key].map(Step::File));
+        steps.push(Step::EmptyDir(etc));
     }
     steps.extend([Step::Tree(state), Step::File(restart_due), Step::File(program)]);
     if has_systemd && unit.is_known {
@@ -215,13 +226,16 @@ mod tests {
         }
         fs::create_dir_all(places.program.parent().unwrap()).unwrap();
         fs::create_dir_all(places.restart_due.parent().unwrap()).unwrap();
-        let Places { program, unit, settings, proxies, restart_due, state, etc, drop_ins, .. } = &places;
+        let Places {
+            program, unit, settings, proxies, upgrade_key, restart_due, state, etc, drop_ins, ..
+        } = &places;
         let key = state.join("pki/client.key");
         for file in [
             program,
             unit,
             settings,
             proxies,
+            upgrade_key,
             restart_due,
             &key,
             &etc.join("mine.yaml"),

@@ -59,6 +59,14 @@ enum Flaw {
     OtherImage(String),
 }
 
+/// Checks that each of these texts has public keys in PEM which signatures can be verified with.
+///
+/// # Errors
+/// A text has none, or one of another kind.
+pub(crate) fn check_keys(texts: &[String]) -> Result<(), String> {
+    Keys::parse(texts).map(drop)
+}
+
 /// Verifies that an image, by its resolved digest, has the signatures that a job requires. Pull exactly this digest
 /// afterwards. In the mode Warn this never fails.
 pub async fn verify(

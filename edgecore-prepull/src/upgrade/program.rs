@@ -10,9 +10,22 @@ use tokio::process::Command;
 use tokio::time::timeout;
 
 use super::{Files, Program};
+use crate::images::verify::check_keys;
 
 /// A program prints its version within milliseconds.
 const PRINT: Duration = Duration::from_secs(10);
+
+/// Reads the public keys of a release, for [`super::KEY`].
+///
+/// # Errors
+/// The file can't be read, or has something else than public keys.
+pub(crate) fn read_key(file: &Path) -> anyhow::Result<String> {
+    let text = std::fs::read_to_string(file);
+    let text = text.with_context(|| format!("cannot read --upgrade-key {}", file.display()))?;
+    check_keys(std::slice::from_ref(&text))
+        .map_err(|flaw| anyhow!("--upgrade-key {}: {flaw}", file.display()))?;
+    Ok(text)
+}
 
 /// The signature that an image needs: by one of the public keys in these files.
 ///
@@ -21,7 +34,7 @@ const PRINT: Duration = Duration::from_secs(10);
 pub(crate) fn signature_by(files: &[PathBuf]) -> anyhow::Result<Verification> {
     let read = |file: &PathBuf| {
         std::fs::read_to_string(file).with_context(|| {
-            format!("cannot read {}: put the public key there by which releases are signed", file.display())
+            format!("cannot read {}: put the public key there by which releases are signed, by `install --upgrade-key FILE`", file.display())
         })
     };
     let keys = files.iter().map(read).collect::<anyhow::Result<_>>()?;

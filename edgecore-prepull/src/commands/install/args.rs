@@ -1,5 +1,6 @@
 //! The command lines of `install` and `uninstall`.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
@@ -18,6 +19,7 @@ Examples:
   edgecore-prepull install --server cloud-a.example,cloud-b.example --token-file - <token
   edgecore-prepull install --parallel-pulls 2      # a node that has joined: changes a setting
   edgecore-prepull install --server cloud.example --dry-run
+  edgecore-prepull install --upgrade-key cosign.pub      # for `kubectl prepull upgrade`
 
 It must run as root. It may be repeated: what is there already stays as it is, and the agent is
 restarted only where something has changed. The token, which `cloudcore-prepull token create`
@@ -41,6 +43,10 @@ pub(crate) struct InstallArgs {
     /// Name of this machine's Node object [default: as the node has joined, or this machine's host name]
     #[arg(long, value_name = "NAME", env = "PREPULL_NODE_NAME")]
     pub(crate) node_name: Option<String>,
+    /// Public key of releases, as `cosign generate-key-pair` writes it: only programs signed with it upgrade this agent.
+    /// Goes to /etc/edgecore-prepull/upgrade.pub
+    #[arg(long, value_name = "FILE", env = "PREPULL_UPGRADE_KEY")]
+    pub(crate) upgrade_key: Option<PathBuf>,
     /// Join again with a new token, although the certificate is valid: of a node that was revoked, or of another node
     #[arg(long)]
     pub(crate) rejoin: bool,

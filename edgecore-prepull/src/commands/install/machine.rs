@@ -40,6 +40,7 @@ pub(super) async fn look(places: &Places, ca: Option<&[u8; 32]>, wish: &Wish) ->
         unit: read(&places.unit)?,
         settings: read(&places.settings)?,
         proxies: read(&places.proxies)?,
+        upgrade_key: read(&places.upgrade_key)?,
         runtime_proxies: proxies::of_runtime(&runtime(places, wish)).await,
         is_enabled: unit.is_enabled,
         is_running: unit.is_running(),

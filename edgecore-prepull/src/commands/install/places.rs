@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::cloud::identity::DEFAULT_STATE_DIR;
+use crate::upgrade;
 
 /// The unit's name.
 pub(crate) const UNIT: &str = "edgecore-prepull.service";
@@ -24,6 +25,8 @@ pub(crate) struct Places {
     pub(crate) settings: PathBuf,
     /// The environment of the agent: proxies.
     pub(crate) proxies: PathBuf,
+    /// Public keys of releases.
+    pub(crate) upgrade_key: PathBuf,
     pub(crate) state: PathBuf,
     /// Exists from the first change until the restart that it needs. A boot removes it, because that restarts
     /// everything.
@@ -40,8 +43,8 @@ impl Default for Places {
 
 impl Places {
     /// The files that are replaced as a whole, each through a temporary file beside it.
-    pub(crate) fn replaced_whole(&self) -> [&Path; 4] {
-        [&self.program, &self.unit, &self.settings, &self.proxies]
+    pub(crate) fn replaced_whole(&self) -> [&Path; 5] {
+        [&self.program, &self.unit, &self.settings, &self.proxies, &self.upgrade_key]
     }
 
     /// The paths below another root than `/`.
@@ -56,6 +59,7 @@ impl Places {
             etc: at("/etc/edgecore-prepull"),
             settings: at("/etc/edgecore-prepull/config.yaml"),
             proxies: at("/etc/edgecore-prepull/proxy.env"),
+            upgrade_key: at(upgrade::KEY),
             state: at(DEFAULT_STATE_DIR),
             restart_due: at("/run/edgecore-prepull.restart"),
             systemd: at("/run/systemd/system"),

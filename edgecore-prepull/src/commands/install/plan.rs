@@ -45,6 +45,7 @@ pub(super) struct Facts {
     pub(super) unit: Option<String>,
     pub(super) settings: Option<String>,
     pub(super) proxies: Option<String>,
+    pub(super) upgrade_key: Option<String>,
     /// The proxies of the runtime, by variable. `None` if we can't read them.
     pub(super) runtime_proxies: Option<Vec<(String, String)>>,
     pub(super) is_enabled: bool,
@@ -78,6 +79,8 @@ pub(super) struct Wish {
     pub(super) has_token: bool,
     pub(super) node: Option<NodeName>,
     pub(super) rejoin: bool,
+    /// Public keys of releases, in PEM.
+    pub(super) upgrade_key: Option<String>,
     /// By their names in the file.
     pub(super) settings: Map<String, Value>,
 }
@@ -97,6 +100,8 @@ pub(super) enum Step {
     WriteSettings(String),
     /// Make the agent use the proxies of the runtime.
     WriteProxies(String),
+    /// Store the public keys of releases.
+    WriteUpgradeKey(String),
     /// Remove a file that a package has replaced.
     Remove(PathBuf),
     Reload,
@@ -197,11 +202,14 @@ pub(super) fn plan(facts: &Facts, wish: &Wish, places: &Places) -> Result<Plan, 
     let replaced = find_replaced(facts, places);
     let is_unit_replaced = replaced.contains(&places.unit);
     steps.extend(replaced.into_iter().map(Step::Remove));
+    // An upgrade reads it.
+    let upgrade_key = wish.upgrade_key.as_ref().filter(|key| facts.upgrade_key.as_ref() != Some(*key));
+    steps.extend(upgrade_key.cloned().map(Step::WriteUpgradeKey));
     if !has_systemd {
         steps.push(Step::Explain(facts.init));
         return Ok(Plan { node, connection, proxies, steps });
     }
-    let has_changed = !steps.is_empty() || facts.is_restart_due;
+    let has_changed = facts.is_restart_due || steps.iter().any(Step::needs_restart);
     let is_reload_due = is_unit_due || is_unit_replaced || facts.is_restart_due;
     if is_reload_due {
         steps.push(Step::Reload);
@@ -316,6 +324,7 @@ impl Step {
             Self::WriteProxies(text) => {
                 format!("write {} (mode 0600): {}", places.proxies.display(), proxies::names(text))
             }
+            Self::WriteUpgradeKey(_) => format!("write {} (mode 0644)", places.upgrade_key.display()),
             Self::Remove(path) => format!("remove {}, which a package has replaced", path.display()),
             Self::Reload => "systemctl daemon-reload".to_owned(),
             Self::Enable => format!("systemctl reenable {UNIT}"),
@@ -337,6 +346,7 @@ impl Step {
             | Self::WriteProxies(_)
             | Self::Remove(_) => true,
             Self::CreateStateDir
+            | Self::WriteUpgradeKey(_)
             | Self::Reload
             | Self::Enable
             | Self::Start

@@ -14,6 +14,7 @@ fn bare() -> Facts {
         unit: None,
         settings: None,
         proxies: None,
+        upgrade_key: None,
         runtime_proxies: None,
         is_enabled: false,
         is_running: false,
@@ -123,6 +124,17 @@ fn the_same_line_finishes_an_interrupted_run() {
         ),
     ] {
         assert_eq!(steps(&facts, &line()), wanted, "{facts:?}");
+    }
+}
+
+#[test]
+fn a_key_is_written_without_a_restart() {
+    let wish = Wish { upgrade_key: Some("key".to_owned()), ..Wish::default() };
+    let write = Step::WriteUpgradeKey("key".to_owned());
+    assert_eq!(steps(&installed(), &wish), [write, Step::AwaitConnection]);
+    let facts = Facts { upgrade_key: Some("key".to_owned()), ..installed() };
+    for wish in [wish, Wish::default()] {
+        assert_eq!(steps(&facts, &wish), [Step::AwaitConnection]);
     }
 }
 
