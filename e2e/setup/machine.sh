@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # A machine of its own on this one: systemd as process 1 in namespaces of its own (but for the network), with this
 # system's /usr, read-only, and nothing else of it. It lives as long as this script, and is gone with it.
-# Usage: machine.sh NAME ROOT PROGRAM RUNTIME: its host name, an empty directory, a program that lies about in /root
-# there as if it had been downloaded, and the directory that is /run/containerd there.
+# Usage: machine.sh NAME ROOT PROGRAM RUNTIME [STATE]: its host name, an empty directory, a program that lies about in
+# /root there as if it had been downloaded, the directory that is /run/containerd there, and one that is the agent's
+# state directory there.
 set -euo pipefail
 
 if [[ ${1-} != --inside ]]; then
@@ -14,7 +15,7 @@ if [[ ${1-} != --inside ]]; then
   exec unshare --mount --pid --fork --kill-child --cgroup --uts --ipc bash "${BASH_SOURCE[0]}" --inside "$@"
 fi
 shift
-name=$1 root=$2 program=$3 runtime=$4
+name=$1 root=$2 program=$3 runtime=$4 state=${5-}
 
 hostname "$name"
 mount --make-rprivate /
@@ -65,6 +66,10 @@ mount --rbind "$runtime" ".$runtime"
 printf '[Service]\nBindReadOnlyPaths=%s\n' "$runtime" >usr/lib/systemd/system/edgecore-prepull.service.d/runtime.conf
 touch root/download
 mount --bind "$program" root/download
+if [[ $state ]]; then
+  mkdir -m 700 var/lib/edgecore-prepull
+  mount --bind "$state" var/lib/edgecore-prepull
+fi
 
 exec env -i container=prepull-e2e PATH=/usr/local/bin:/usr/bin:/usr/sbin \
   unshare --root=. /lib/systemd/systemd --system --unit=multi-user.target --log-target=journal

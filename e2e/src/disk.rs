@@ -109,6 +109,11 @@ impl Disk {
         parts::output(command).await.map(drop)
     }
 
+    /// Where it's mounted.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
     /// Number of writes and flushes that were recorded so far.
     pub fn recorded(&self) -> usize {
         self.recorder.as_ref().map_or(0, Recorder::so_far)
@@ -149,7 +154,7 @@ impl Disk {
     }
 
     /// Mounts the state after the power cut. The processes that used the disk must have ended.
-    pub(crate) async fn power_on(&mut self) -> Result<()> {
+    pub async fn power_on(&mut self) -> Result<()> {
         unmount_below(&self.root);
         let copy = self.next_file();
         let mut command = Command::new("cp");

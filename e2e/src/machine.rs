@@ -1,6 +1,6 @@
 //! A machine with its own init, for tests that need one: a real systemd as process 1, in namespaces.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -22,10 +22,19 @@ pub struct Machine {
 impl Machine {
     /// Boots a machine with this host name. The runtime has its socket at containerd's usual place there.
     pub async fn boot(name: &str, runtime: &Containerd) -> Result<Self> {
+        Self::boot_from(name, runtime, None).await
+    }
+
+    /// The same, with the state of the agent in this directory.
+    pub async fn boot_with_state(name: &str, runtime: &Containerd, state: &Path) -> Result<Self> {
+        Self::boot_from(name, runtime, Some(state)).await
+    }
+
+    async fn boot_from(name: &str, runtime: &Containerd, state: Option<&Path>) -> Result<Self> {
         let place = Place::here()?;
         let mut command = Command::new("bash");
         command.arg(parts::setup_dir().join("machine.sh")).arg(name).arg(place.new_dir("machine")?);
-        command.arg(parts::program("edgecore-prepull")?).arg(runtime.dir());
+        command.arg(parts::program("edgecore-prepull")?).arg(runtime.dir()).args(state);
         let mut machine = Self { process: Child::spawn(&place, &format!("machine-{name}"), command)? };
         let booted = eventually("systemd runs", SOON, async || {
             let state = machine.run(&["systemctl", "is-system-running"]).await?;

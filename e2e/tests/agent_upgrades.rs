@@ -1,9 +1,12 @@
 //! `edgecore-prepull upgrade`, on a machine with a real systemd. The other versions are scripts that run the installed
 //! program, or don't.
 
+use std::path::Path;
+
 use prepull_api::crd::upgrade::UpgradeSpec;
 use prepull_api::failure::FailureCode;
 use prepull_api::wire::TUNNEL_PATH;
+use prepull_e2e::disk::{self, Disk, Format};
 use prepull_e2e::jobs::JobBuilder;
 use prepull_e2e::machine::Machine;
 use prepull_e2e::parts;
@@ -26,32 +29,51 @@ struct EdgeBox {
     registry: Registry,
     signer: Signer,
     containerd: Containerd,
+    /// The line that installs the agent, without the token.
+    line: Vec<String>,
+    _metrics: Port,
 }
 
 impl EdgeBox {
-    async fn install(cloud: &Cloud) -> Result<Self> {
+    /// `state`: where the state of the agent is, if it's to outlive the machine.
+    async fn install(cloud: &Cloud, state: Option<&Path>) -> Result<Self> {
         let (registry, containerd) =
             tokio::try_join!(Registry::start().into_future(), Containerd::start_on("edge-1", Some(DISK)))?;
-        let machine = Machine::boot("edge-1", &containerd).await?;
-        let (metrics, token) = (Port::reserve()?, cloud.token("edge-1").await?);
-        let mut command = machine.command(&[DOWNLOAD, "install", "--disk-min-free", "64MiB"])?;
-        command.args(["--enroll-url", &format!("https://{}", cloud.enroll_addr())]);
-        command.args(["--tunnel-url", &format!("wss://{}{TUNNEL_PATH}", cloud.tunnel_addr())]);
-        command.args(["--metrics-listen", &metrics.addr().to_string()]).env("PREPULL_TOKEN", token);
-        // Its containerd is outside of the machine, so only what is mounted counts as seen by both.
-        machine.run(&["sh", "-c", &format!("mkdir -p {HOSTS} && mount --bind {HOSTS} {HOSTS}")]).await?;
-        command.args(["--registry-config-path", HOSTS]);
-        parts::output(command).await?;
+        let metrics = Port::reserve()?;
+        let tunnel = format!("wss://{}{TUNNEL_PATH}", cloud.tunnel_addr());
+        let mut line = [DOWNLOAD, "install", "--disk-min-free", "64MiB"].map(str::to_owned).to_vec();
+        line.extend(["--enroll-url".to_owned(), format!("https://{}", cloud.enroll_addr())]);
+        line.extend(["--tunnel-url".to_owned(), tunnel]);
+        line.extend(["--metrics-listen".to_owned(), metrics.addr().to_string()]);
+        line.extend(["--registry-config-path", HOSTS].map(str::to_owned));
+        let machine = boot(&containerd, state).await?;
         let signer = Signer::ecdsa().await?;
-        let new = Self { machine, registry, signer, containerd };
-        let (key, pid) = (new.signer.public_key()?, new.pid().await?);
-        let line = format!(
-            "printf '%s' '{key}' >/root/release.pub && edgecore-prepull install --upgrade-key /root/release.pub"
-        );
-        let said = new.shell(&line).await?;
-        ensure!(said.contains(&format!("wrote {KEY}")), "{said}");
+        let new = Self { machine, registry, signer, containerd, line, _metrics: metrics };
+        let mut command = new.machine.command(&new.line.iter().map(String::as_str).collect::<Vec<_>>())?;
+        command.env("PREPULL_TOKEN", cloud.token("edge-1").await?);
+        parts::output(command).await?;
+        let pid = new.pid().await?;
+        new.install_key().await?;
         assert_eq!(new.pid().await?, pid, "a key needs no restart");
         Ok(new)
+    }
+
+    async fn install_key(&self) -> Result<()> {
+        let (key, file) = (self.signer.public_key()?, "/root/release.pub");
+        self.shell(&format!("printf '%s' '{key}' >{file}")).await?;
+        let said = self.machine.run(&["edgecore-prepull", "install", "--upgrade-key", file]).await?;
+        ensure!(said.contains(&format!("wrote {KEY}")), "{said}");
+        Ok(())
+    }
+
+    /// The machine comes back after a power cut with what its disk has. Its other files are installed again.
+    async fn power_on(mut self, disk: &mut Disk) -> Result<Self> {
+        drop(self.machine);
+        disk.power_on().await?;
+        self.machine = boot(&self.containerd, Some(disk.root())).await?;
+        self.machine.run(&self.line.iter().map(String::as_str).collect::<Vec<_>>()).await?;
+        self.install_key().await?;
+        Ok(self)
     }
 
     /// A version that does this when it's the agent.
@@ -82,6 +104,18 @@ impl EdgeBox {
         self.machine.run(&["sh", "-c", line]).await
     }
 
+    /// The record says that this version runs in place of the installed one.
+    async fn proves(&self, version: &str) -> Result<String> {
+        self.shell(&format!("grep -A3 proved {RECORD} | grep -q {version}")).await
+    }
+
+    /// Waits until a program is on trial.
+    async fn tries(&self) -> Result<()> {
+        let look = format!("grep -A9 trial {RECORD} | grep -q '\"starts\": 1'");
+        eventually("it is tried", SOON, async || self.shell(&look).await).await?;
+        Ok(())
+    }
+
     /// Whether the unit's process was launched by the installed program.
     async fn is_launched(&self) -> Result<bool> {
         let line = "tr '\\0' '\\n' </proc/$(systemctl show edgecore-prepull --property=MainPID --value)/environ | \
@@ -95,7 +129,7 @@ async fn a_signed_version_proves_itself_or_goes_back() -> Result<()> {
     let cluster = Cluster::start().await?;
     let cloud = Cloud::start(&cluster).await?;
     cluster.edge_nodes(&["edge-1"]).await?;
-    let node = EdgeBox::install(&cloud).await?;
+    let node = EdgeBox::install(&cloud, None).await?;
     let runs = "exec /usr/local/bin/edgecore-prepull \"$@\"";
 
     // Nothing runs that isn't signed, or doesn't run here.
@@ -137,8 +171,7 @@ async fn a_signed_version_proves_itself_or_goes_back() -> Result<()> {
     let arguments = [slow.as_str()];
     let trying = node.upgrade(&arguments);
     let killing = async {
-        let trial = format!("grep -q '\"starts\": 1' {RECORD}");
-        eventually("it is tried", SOON, async || node.shell(&trial).await).await?;
+        node.tries().await?;
         node.shell("systemctl kill --signal=KILL edgecore-prepull").await
     };
     let (said, killed) = tokio::join!(trying, killing);
@@ -161,6 +194,16 @@ async fn a_signed_version_proves_itself_or_goes_back() -> Result<()> {
     Ok(())
 }
 
+async fn boot(containerd: &Containerd, state: Option<&Path>) -> Result<Machine> {
+    let machine = match state {
+        Some(state) => Machine::boot_with_state("edge-1", containerd, state).await?,
+        None => Machine::boot("edge-1", containerd).await?,
+    };
+    // Its containerd is outside of the machine, so only what is mounted counts as seen by both.
+    machine.run(&["sh", "-c", &format!("mkdir -p {HOSTS} && mount --bind {HOSTS} {HOSTS}")]).await?;
+    Ok(machine)
+}
+
 /// A job that upgrades edge-1 to this image.
 fn upgrade_job<'a>(cluster: &'a Cluster, name: &str, image: &str) -> JobBuilder<'a> {
     let upgrade = UpgradeSpec { within: Some("20s".to_owned()), packages: false };
@@ -176,10 +219,8 @@ async fn a_job_upgrades_an_agent_or_it_goes_back() -> Result<()> {
     let cluster = Cluster::start().await?;
     let cloud = Cloud::start(&cluster).await?;
     cluster.edge_nodes(&["edge-1"]).await?;
-    let node = EdgeBox::install(&cloud).await?;
+    let node = EdgeBox::install(&cloud, None).await?;
     let runs = "exec /usr/local/bin/edgecore-prepull \"$@\"";
-    let proved =
-        async |version: &str| node.shell(&format!("grep -A3 proved {RECORD} | grep -q {version}")).await;
 
     let (unsigned, _) = node.version("9.0.0", runs)?;
     let status = upgrade_job(&cluster, "unsigned", &unsigned).fails().await?;
@@ -190,7 +231,7 @@ async fn a_job_upgrades_an_agent_or_it_goes_back() -> Result<()> {
     let status = upgrade_job(&cluster, "second", &second).completes().await?;
     let digest = status.image("edge-1", &second).and_then(|image| image.digest.as_ref());
     ensure!(digest.is_some(), "the status has no digest: {status:?}");
-    proved("2.0.0").await?;
+    node.proves("2.0.0").await?;
     // It runs already: no trial, no restart.
     let running = node.pid().await?;
     upgrade_job(&cluster, "again", &second).completes().await?;
@@ -201,7 +242,7 @@ async fn a_job_upgrades_an_agent_or_it_goes_back() -> Result<()> {
     let image = status.image("edge-1", &ends).context("no image")?;
     ensure!(image.code == Some(FailureCode::UpgradeFailed), "{image:?}");
     ensure!(image.reason.contains("3.0.0 has not proved itself: it ended after"), "{}", image.reason);
-    proved("2.0.0").await?;
+    node.proves("2.0.0").await?;
     // The programs have given way to each other: systemd had nothing to do.
     let restarts = node.shell("systemctl show edgecore-prepull --property=NRestarts --value").await?;
     assert_eq!(restarts.trim(), "0");
@@ -210,15 +251,12 @@ async fn a_job_upgrades_an_agent_or_it_goes_back() -> Result<()> {
     node.shell("systemctl restart edgecore-prepull").await?;
     let slow = node.signed("7.0.0", &format!("sleep 3\n{runs}")).await?;
     let (upgraded, killed) = tokio::join!(upgrade_job(&cluster, "slow", &slow).completes(), async {
-        eventually("it is tried", SOON, async || {
-            node.shell(&format!("grep -A9 trial {RECORD} | grep -q '\"starts\": 1'")).await
-        })
-        .await?;
+        node.tries().await?;
         node.shell("systemctl kill --signal=KILL edgecore-prepull").await
     });
     upgraded?;
     killed?;
-    proved("7.0.0").await?;
+    node.proves("7.0.0").await?;
 
     let alone = "exec /usr/local/bin/edgecore-prepull \"$@\" --tunnel-url wss://127.0.0.1:1/v1/edge";
     let alone = node.signed("5.0.0", alone).await?;
@@ -226,8 +264,37 @@ async fn a_job_upgrades_an_agent_or_it_goes_back() -> Result<()> {
     ensure!(status.reason.contains("UpgradeFailed"), "{}", status.reason);
     let node_status = status.node("edge-1").context("no node")?;
     ensure!(node_status.reason.contains("it did not connect to cloudcore within 20 s"), "{node_status:?}");
-    proved("7.0.0").await?;
+    node.proves("7.0.0").await?;
     let image = node.registry.seed(&Image::of_layers("afterwards", &[MIB])?, "team/afterwards:v1")?;
     cluster.job("afterwards").on(["edge-1"]).images([&image]).completes().await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_upgrade_survives_power_cuts() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let cloud = Cloud::start(&cluster).await?;
+    cluster.edge_nodes(&["edge-1"]).await?;
+    let dir = Place::here()?.new_dir("state")?;
+    let root = dir.join("root");
+    std::fs::create_dir(&root)?;
+    let mut disk = Disk::mount(Format::Ext4, disk::SIZE, &dir, &root).await?;
+    let node = EdgeBox::install(&cloud, Some(&root)).await?;
+    let slow = "sleep 3\nexec /usr/local/bin/edgecore-prepull \"$@\"";
+    let second = node.signed("2.0.0", slow).await?;
+
+    let job = upgrade_job(&cluster, "second", &second).apply().await?;
+    node.tries().await?;
+    disk.cut_power()?;
+    let node = node.power_on(&mut disk).await?;
+    job.completes().await?;
+
+    // What is said is on the disk.
+    disk.cut_power()?;
+    let node = node.power_on(&mut disk).await?;
+    node.proves("2.0.0").await?;
+    let image = node.registry.seed(&Image::of_layers("afterwards", &[MIB])?, "team/afterwards:v1")?;
+    cluster.job("afterwards").on(["edge-1"]).images([&image]).completes().await?;
+    ensure!(node.is_launched().await?, "the installed program runs");
     Ok(())
 }
