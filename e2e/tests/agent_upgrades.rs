@@ -104,7 +104,7 @@ impl EdgeBox {
         self.machine.run(&["sh", "-c", line]).await
     }
 
-    /// The record says that this version runs in place of the installed one.
+    /// Checks that this version runs in place of the installed one, by the record.
     async fn proves(&self, version: &str) -> Result<String> {
         self.shell(&format!("grep -A3 proved {RECORD} | grep -q {version}")).await
     }
@@ -289,7 +289,7 @@ async fn an_upgrade_survives_power_cuts() -> Result<()> {
     let node = node.power_on(&mut disk).await?;
     job.completes().await?;
 
-    // What is said is on the disk.
+    // A success must be on the disk.
     disk.cut_power()?;
     let node = node.power_on(&mut disk).await?;
     node.proves("2.0.0").await?;

@@ -309,7 +309,7 @@ impl Check {
             }
             let finished = status.conditions.iter().find(|condition| condition.type_ == "Finished");
             let finished = finished.map(|condition| condition.status.as_str());
-            // The end of a cancelled job says nothing about a spec that came afterwards.
+            // A cancelled job follows no later spec.
             assert!(finished == Some("True") || self.is_cancelled(uid), "{uid} has ended as {finished:?}");
             let mut names: Vec<_> = api.records(uid).map(|record| &record.node_name).collect();
             let all = names.len();
