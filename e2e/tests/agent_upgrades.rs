@@ -1,4 +1,4 @@
-//! `edgecore-prepull upgrade`, on a machine with a real systemd. The other versions are scripts that run the installed
+//! An agent in its unit, with a real systemd: upgrades and a delta. The other versions are scripts that run the installed
 //! program, or don't.
 
 use std::path::Path;
@@ -7,6 +7,7 @@ use prepull_api::crd::upgrade::UpgradeSpec;
 use prepull_api::failure::FailureCode;
 use prepull_api::wire::TUNNEL_PATH;
 use prepull_e2e::disk::{self, Disk, Format};
+use prepull_e2e::images::delta::Delta;
 use prepull_e2e::jobs::JobBuilder;
 use prepull_e2e::machine::Machine;
 use prepull_e2e::parts;
@@ -49,13 +50,17 @@ impl EdgeBox {
         let machine = boot(&containerd, state).await?;
         let signer = Signer::ecdsa().await?;
         let new = Self { machine, registry, signer, containerd, line, _metrics: metrics };
-        let mut command = new.machine.command(&new.line.iter().map(String::as_str).collect::<Vec<_>>())?;
+        let mut command = new.machine.command(&new.line())?;
         command.env("PREPULL_TOKEN", cloud.token("edge-1").await?);
         parts::output(command).await?;
         let pid = new.pid().await?;
         new.install_key().await?;
         assert_eq!(new.pid().await?, pid, "a key needs no restart");
         Ok(new)
+    }
+
+    fn line(&self) -> Vec<&str> {
+        self.line.iter().map(String::as_str).collect()
     }
 
     async fn install_key(&self) -> Result<()> {
@@ -71,7 +76,7 @@ impl EdgeBox {
         drop(self.machine);
         disk.power_on().await?;
         self.machine = boot(&self.containerd, Some(disk.root())).await?;
-        self.machine.run(&self.line.iter().map(String::as_str).collect::<Vec<_>>()).await?;
+        self.machine.run(&self.line()).await?;
         self.install_key().await?;
         Ok(self)
     }
@@ -296,5 +301,22 @@ async fn an_upgrade_survives_power_cuts() -> Result<()> {
     let image = node.registry.seed(&Image::of_layers("afterwards", &[MIB])?, "team/afterwards:v1")?;
     cluster.job("afterwards").on(["edge-1"]).images([&image]).completes().await?;
     ensure!(node.is_launched().await?, "the installed program runs");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agent_in_its_unit_applies_a_delta() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let cloud = Cloud::start(&cluster).await?;
+    cluster.edge_nodes(&["edge-1"]).await?;
+    let node = EdgeBox::install(&cloud, None).await?;
+    let versions = [Image::version("unit", 1, 1)?, Image::version("unit", 2, 1)?];
+    let before = node.registry.seed(&versions[0], "team/app:v1")?;
+    let after = node.registry.seed(&versions[1], "team/app:v2")?;
+    node.registry.seed_delta("team/app", &Delta::between(&versions[0], &versions[1])?)?;
+    cluster.job("before").on(["edge-1"]).images([&before]).completes().await?;
+    let status = cluster.job("after").on(["edge-1"]).images([&after]).completes().await?;
+    let image = status.image("edge-1", &after).context("no image")?;
+    ensure!(image.facts.delta_saved_bytes.is_some_and(|saved| saved > 11 * MIB), "{image:?}");
     Ok(())
 }
