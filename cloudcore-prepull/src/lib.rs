@@ -53,6 +53,7 @@ mod kube_api {
     pub(crate) mod refusal;
     mod report_object;
     pub(crate) mod secrets;
+    pub(crate) mod settings_writer;
     pub(crate) mod status_writer;
     mod stored_job;
     pub(crate) mod watch;

@@ -41,6 +41,7 @@ use crate::kube_api::leader::{self, Leadership};
 use crate::kube_api::leader_label::{LeaderLabel, own_pod};
 use crate::kube_api::recall::Recalls;
 use crate::kube_api::secrets::Secrets;
+use crate::kube_api::settings_writer::SettingsWriter;
 use crate::kube_api::status_writer::Writer;
 use crate::kube_api::{cluster, kruise_writer, watch};
 use crate::run::http::edges::{self, EdgesDesk};
@@ -307,6 +308,7 @@ async fn work(
         secrets: Secrets::new(client.clone(), args.consent.require_secret_consent),
         kruise_writer: kruise_writer::Writer::new(writes.clone()),
         writer: Writer::new(writes.clone(), events.clone()),
+        settings_writer: SettingsWriter::new(writes.clone()),
         recalls: Recalls::new(client.clone()),
         events,
         leadership,
@@ -337,6 +339,9 @@ async fn work(
     // After the jobs: only the reports of known ones are missed.
     let reports = core.vital.guard("the watch of reports", watch::reports(client.clone(), inputs.clone()));
     tokio::spawn(reports.instrument(info_span!("watch", kind = "ImagePrePullReport")));
+    // Nothing waits for these: without the right to read them, from a role of an earlier release, jobs go on.
+    let settings = core.vital.guard("the watch of settings", watch::settings(client.clone(), inputs.clone()));
+    tokio::spawn(settings.instrument(info_span!("watch", kind = "ImagePrePullSettings")));
     if kruise.is_some() {
         core.watch_kruise(&client);
         core.until(&mut inbox, |listed| listed.kruise, &shutdown).await?;

@@ -67,6 +67,7 @@ mod rollout;
 mod rotation;
 mod secrets;
 mod selection;
+mod settings;
 mod sharing;
 mod signatures;
 mod site_faults;

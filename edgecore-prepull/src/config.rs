@@ -165,6 +165,8 @@ pub(crate) struct Effective {
     pub(crate) download_windows: Vec<DownloadWindow>,
     /// The limits of the check items.
     pub(crate) limits: Limits,
+    /// `--make-room`, if it's given: the cloud can't go beyond it.
+    pub(crate) makes_room: Option<bool>,
     /// How images are downloaded.
     pub(crate) fetch: FetchSettings,
     /// How layers are shared with the neighbours of the site.
@@ -318,6 +320,7 @@ impl Settings {
             parallel_pulls: parallel_pulls.or(file.parallel_pulls).unwrap_or(DEFAULT_PARALLEL_PULLS),
             download_windows: if download_window.is_empty() { file.download_window } else { download_window },
             limits,
+            makes_room: make_room.or(file.make_room),
             fetch: FetchSettings {
                 mode: fetch.or(file.fetch).unwrap_or_default(),
                 max_rate: max_download_rate.or(file.max_download_rate).map(|Rate(rate)| rate),

@@ -72,6 +72,7 @@ mod machine;
 mod metrics;
 mod node_clock;
 pub mod run;
+mod settings;
 mod status;
 mod time_zone;
 mod units;

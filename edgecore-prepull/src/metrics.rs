@@ -1,7 +1,7 @@
 //! The metrics of the agent, and the state behind its health checks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use jiff::Timestamp;
@@ -61,9 +61,9 @@ prepull_program::metrics! {
         sessions: Counter,
         /// When the node's certificate ends, as a Unix time
         certificate_not_after_timestamp_seconds: Gauge,
-        /// 1 while the node's own windows let it download
+        /// 1 while the node's windows let it download
         download_window_open: Gauge,
-        /// When the node's own windows open or close next, as a Unix time; 0 if they never do
+        /// When the node's windows open or close next, as a Unix time; 0 if they never do
         download_window_change_timestamp_seconds: Gauge,
         /// 1; the labels say what runs
         build_info: Family<Build, Gauge>,
@@ -148,8 +148,8 @@ pub(crate) struct Metrics {
     registry: Registry,
     counted: Counted,
     runtime_up: AtomicBool,
-    /// The node's own windows, once they are known.
-    windows: OnceLock<(Openings, Arc<CloudClock>)>,
+    /// The node's windows, once they are known.
+    windows: Mutex<Option<(Openings, Arc<CloudClock>)>>,
     status: StatusBoard,
 }
 
@@ -163,7 +163,7 @@ impl Default for Metrics {
             registry,
             counted,
             runtime_up: AtomicBool::new(false),
-            windows: OnceLock::new(),
+            windows: Mutex::default(),
             status: StatusBoard::default(),
         }
     }
@@ -274,15 +274,15 @@ impl Metrics {
         runs.get_or_create(&ProviderOutcome { provider, outcome }).inc();
     }
 
-    /// Sets the node's own windows, which are those of its settings and stay as they are.
+    /// Sets the node's windows.
     pub(crate) fn set_windows(&self, windows: Openings, clock: Arc<CloudClock>) {
-        // It's set only once.
-        let _ = self.windows.set((windows, clock));
+        *self.windows.lock().unwrap_or_else(PoisonError::into_inner) = Some((windows, clock));
     }
 
     /// Updates the window metrics from the clock.
     fn look_at_windows(&self) {
-        let Some((windows, clock)) = self.windows.get() else { return };
+        let known = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((windows, clock)) = &*known else { return };
         let state = match timestamp(clock.wall()) {
             Some(now) => windows.state(now),
             // No window opens while the time is unknown.

@@ -18,5 +18,6 @@ pub(crate) fn node_clock(windows: Vec<DownloadWindow>) -> anyhow::Result<NodeClo
             "the time zone of this machine is not known: windows in the node's own zone are in UTC (set TZ to a name of the IANA database)"
         );
     }
-    Ok(NodeClock { time_zone, windows: windows.into_iter().map(|DownloadWindow(window)| window).collect() })
+    let windows = windows.into_iter().map(|DownloadWindow(window)| window).collect();
+    Ok(NodeClock { time_zone, windows, cloud_windows: Vec::new() })
 }

@@ -14,7 +14,7 @@ use prepull_program::signals::wait_for_termination;
 use prepull_program::{log, process};
 use prepull_registry::Proxies;
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -39,6 +39,7 @@ use crate::images::runtime::RuntimeEndpoint;
 use crate::images::site::{self, Hub};
 use crate::metrics::Metrics;
 use crate::node_clock::node_clock;
+use crate::settings::{CloudSettings, InForce, Own};
 use crate::tasks::ledger::Ledger;
 use crate::tasks::node::{Node, NodeConfig, Recorder};
 use crate::upgrade::{Launched, Obstacles, Upgrades, launch, relaunch};
@@ -143,6 +144,7 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<Ended> {
         parallel_pulls,
         download_windows,
         limits,
+        makes_room,
         fetch,
         peers,
         kubelet_dir,
@@ -154,7 +156,13 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<Ended> {
     check_urls(&tunnel_urls, &enroll_urls)?;
     let clock = node_clock(download_windows)?;
     let identity = Identity::load(&state_dir)?;
-    metrics.set_windows(clock.own_openings(), identity.clock().clone());
+    let own = Own {
+        max_download_rate: fetch.max_rate,
+        peer_max_upload_rate: peers.max_upload_rate.map(|Rate(rate)| rate),
+        room: fetch.room,
+        make_room: makes_room,
+    };
+    let settings = Arc::new(CloudSettings::load(&state_dir, own));
     let (tunnel_urls, enroll_urls) = fill_in_urls(tunnel_urls, enroll_urls, &state_dir)?;
     let endpoint = runtime_endpoint.unwrap_or_else(RuntimeEndpoint::in_the_usual_places);
     let ledger = Ledger::open(&state_dir)?;
@@ -172,21 +180,32 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<Ended> {
     let neighbourhood = Neighbourhood { hub: hub.clone(), identity: identity.clone() };
     let puller = Fetching::over_cri(CriPuller::new(endpoint), fetch).counted_in(metrics.clone());
     let puller = Arc::new(puller.shared_with(neighbourhood).with_clock(identity.clock().clone()));
+    tasks.spawn(keep_in_force(settings.watch(), puller.clone(), shutdown.clone()));
     let mut peer_port = None;
     if let Some(listener) = listen("--peer-listen", peers.listen).await? {
         let address = listener.local_addr()?;
         info!(%address, "the neighbours of the site can read layers");
         peer_port = Some(address.port());
-        let rate = peers.max_upload_rate.map(|Rate(rate)| rate);
+        let rates = settings.watch();
         let server =
-            site::server::Server::new(hub.clone(), identity.clone(), puller.store(), rate, metrics.clone());
+            site::server::Server::new(hub.clone(), identity.clone(), puller.store(), metrics.clone());
+        tasks.spawn(keep_upload_rate(rates, server.clone(), shutdown.clone()));
         tasks.spawn(server.serve(listener, shutdown.clone()));
     }
     let peer_address = peers.address(peer_port);
     let upgrades = Arc::new(Upgrades::new(&state_dir, obstacles(metrics_listen)));
     let asked = upgrades.clone();
-    let config =
-        NodeConfig { max_tasks, parallel_pulls, limits, clock, providers, hub, kubelet_dir, upgrades };
+    let config = NodeConfig {
+        max_tasks,
+        parallel_pulls,
+        limits,
+        clock,
+        providers,
+        hub,
+        kubelet_dir,
+        upgrades,
+        settings,
+    };
     tasks.spawn(measure_certificate(identity.clone(), metrics.clone(), shutdown.clone()));
     let watched = puller.clone();
     let watching = shutdown.clone().run_until_cancelled_owned(async move { watched.watch_uses().await });
@@ -231,6 +250,44 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<Ended> {
         warn!("some parts did not stop within {DRAIN:?}");
     }
     ended
+}
+
+/// Keeps downloads within the settings in force, as they change.
+async fn keep_in_force(
+    mut settings: watch::Receiver<InForce>,
+    puller: Arc<Fetching<CriPuller>>,
+    shutdown: CancellationToken,
+) {
+    let keeping = async {
+        loop {
+            let InForce { max_download_rate, peer_max_upload_rate: _, room } =
+                settings.borrow_and_update().clone();
+            puller.bucket().set_rate(max_download_rate);
+            puller.set_room(room);
+            // The sender lives as long as the node.
+            if settings.changed().await.is_err() {
+                return;
+            }
+        }
+    };
+    let _ = shutdown.run_until_cancelled(keeping).await;
+}
+
+/// Keeps what neighbours may read within the settings in force, as they change.
+async fn keep_upload_rate(
+    mut settings: watch::Receiver<InForce>,
+    server: Arc<site::server::Server>,
+    shutdown: CancellationToken,
+) {
+    let keeping = async {
+        loop {
+            server.bucket().set_rate(settings.borrow_and_update().peer_max_upload_rate);
+            if settings.changed().await.is_err() {
+                return;
+            }
+        }
+    };
+    let _ = shutdown.run_until_cancelled(keeping).await;
 }
 
 /// What keeps tasks from upgrading this agent.

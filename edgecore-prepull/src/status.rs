@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use prepull_api::settings::NodeSettings;
 use prepull_api::task::{Bytes, ImagePhase, ImageProgress, Task, TaskId};
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +24,9 @@ pub(crate) struct AgentStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) since: Option<String>,
     pub(crate) cloud: CloudStatus,
+    /// The settings that the cloud has set, which are in force within the node's own.
+    #[serde(skip_serializing_if = "NodeSettings::is_empty")]
+    pub(crate) settings: NodeSettings,
     pub(crate) tasks: Vec<TaskStatus>,
 }
 
@@ -81,6 +85,7 @@ pub(crate) struct StatusBoard(Mutex<Board>);
 struct Board {
     started: Option<SystemTime>,
     cloud: CloudStatus,
+    settings: NodeSettings,
     tasks: Vec<(TaskId, TaskStatus)>,
     running: BTreeMap<TaskId, RunningTask>,
 }
@@ -124,6 +129,11 @@ impl StatusBoard {
         let since = if cloud.connected { Some(text_of(now)) } else { cloud.since.take() };
         let next_try = now.checked_add(wait).map(text_of);
         *cloud = CloudStatus { connected: false, address, since, reason, next_try };
+    }
+
+    /// The cloud's settings are in force.
+    pub(crate) fn configure(&self, settings: NodeSettings) {
+        self.lock().settings = settings;
     }
 
     /// The tasks of the ledger.
@@ -174,6 +184,7 @@ impl StatusBoard {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             since: board.started.map(text_of),
             cloud: board.cloud.clone(),
+            settings: board.settings.clone(),
             tasks: tasks.collect(),
         }
     }

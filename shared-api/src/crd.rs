@@ -11,6 +11,7 @@ pub mod kruise;
 pub mod remove;
 pub mod report;
 pub mod served;
+pub mod settings;
 pub mod status;
 pub mod upgrade;
 
@@ -42,9 +43,9 @@ mod tests {
     #[test]
     fn every_format_in_the_definitions_is_known_to_api_servers() {
         let [pull_job, list_job, node_image] = super::kruise::crds();
-        let all: [CustomResourceDefinition; 5] =
-            [super::job::crd(), super::report::crd(), pull_job, list_job, node_image];
-        for crd in all {
+        let ours = [super::job::crd(), super::report::crd(), super::settings::crd()];
+        let kruises: [CustomResourceDefinition; 3] = [pull_job, list_job, node_image];
+        for crd in ours.into_iter().chain(kruises) {
             let json = serde_json::to_value(&crd).unwrap_or_default();
             let mut found = Vec::new();
             formats(&json, &mut found);

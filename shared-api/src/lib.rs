@@ -11,6 +11,7 @@
 //! - [`overriders`]: rules that edit an image reference or a list of secrets.
 //! - [`credentials`]: the contents of a registry secret, and the entries that match a reference.
 //! - [`download`]: how a task may download: cap, windows, pin, signatures.
+//! - [`settings`]: settings of nodes that come from the cloud.
 //! - [`sites`]: layers that the nodes of a site share.
 //! - [`text`]: text from machines that we don't trust, made safe for a terminal.
 //! - [`task`]: the work of one node, its progress and its result.
@@ -30,6 +31,7 @@ pub mod failure;
 pub mod image;
 pub mod overriders;
 pub mod selector;
+pub mod settings;
 pub mod sites;
 pub mod task;
 pub mod text;

@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::credentials::RegistryCredential;
 use crate::download::{DownloadTerms, Window};
+use crate::settings::NodeSettings;
 use crate::sites::{Blobs, PeerDoor, Sources, TicketTerms};
 use crate::task::{ImageProgress, JobUid, Task, TaskId, TaskResult, millis, optional_millis};
 
@@ -68,6 +69,14 @@ pub enum EdgeMessage {
     /// The node's part in the blobs of a task that its site shares. Only for a cloud that has announced
     /// [`Welcome::tickets`], and for tasks with [`DownloadTerms::share`]; may be lost.
     Blobs(Blobs),
+    /// Answer to [`CloudMessage::Settings`]: they are in force.
+    Configured {
+        /// The settings of that message.
+        settings: NodeSettings,
+        /// As [`Hello::windows`], from now on.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        windows: Vec<Window>,
+    },
     /// A message that only a newer edge sends: the cloud skips it.
     #[serde(other)]
     Other,
@@ -112,6 +121,9 @@ pub enum CloudMessage {
         /// Why the edge has to reconnect, for the log.
         reason: String,
     },
+    /// The settings that the cloud has for the node from now on. Only for an edge with `settings` in its `Hello`. It answers
+    /// with [`EdgeMessage::Configured`].
+    Settings(NodeSettings),
     /// A message that only a newer cloud sends: the edge skips it.
     #[serde(other)]
     Other,
@@ -146,8 +158,8 @@ pub struct Hello {
     /// Name of the node's time zone in the IANA database. Absent where the edge does not know it, which means UTC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_zone: Option<String>,
-    /// The node's own windows. It downloads for no task outside of them. Empty: always. At most
-    /// [`crate::download::MAX_WINDOWS`].
+    /// The node's windows. It downloads for no task outside of them. Of its own and those of the cloud's settings, the list
+    /// that is open for a shorter time a week; it keeps to both. Empty: always. At most [`crate::download::MAX_WINDOWS`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub windows: Vec<Window>,
     /// Jobs for which images are pinned on the node, at most [`MAX_PINNING_JOBS`]. Absent for agents and runtimes that
@@ -163,6 +175,9 @@ pub struct Hello {
     /// Whether the edge knows [`Task::upgrade`], in the same way.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub upgrades: bool,
+    /// The cloud's settings that are in force on the node. Absent for agents that can't take any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settings: Option<NodeSettings>,
 }
 
 /// The CAs that an edge is to trust.

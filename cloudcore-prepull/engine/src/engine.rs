@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::kruise::node_images::{self, is_of_node_image};
 use crate::kruise::{self, Kruise};
 use crate::prepull::controller::{self, Controller};
+use crate::settings::{self, FleetSettings};
 use crate::shared::in_hand::TaskInHand;
 use crate::shared::node_view::NodeView;
 use crate::shared::session::SessionEvent;
@@ -31,6 +32,8 @@ pub enum Input {
     Prepull(controller::Input),
     /// To one of Kruise's objects.
     Kruise(kruise::Input),
+    /// To the settings of nodes.
+    Settings(settings::Input),
 }
 
 impl Input {
@@ -50,6 +53,12 @@ impl From<kruise::Input> for Input {
     }
 }
 
+impl From<settings::Input> for Input {
+    fn from(input: settings::Input) -> Self {
+        Self::Settings(input)
+    }
+}
+
 /// An effect that the engine asks for.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
@@ -59,6 +68,8 @@ pub enum Action {
     Kruise(kruise::Action),
     /// Tell a node where to get blobs from.
     Direct(Directions),
+    /// For the settings of nodes.
+    Settings(settings::Action),
 }
 
 impl Action {
@@ -77,6 +88,8 @@ impl Action {
             Self::Kruise(Kruise::NodeImage(..)) => "writeNodeImage",
             Self::Kruise(Kruise::Job(_)) => "writeKruiseJob",
             Self::Direct(_) => "direct",
+            Self::Settings(settings::Action::Configure(..)) => "configure",
+            Self::Settings(settings::Action::WriteStatus(..)) => "writeSettings",
         }
     }
 }
@@ -98,6 +111,7 @@ pub struct Engine {
     prepull: Controller,
     kruise: Option<Kruise>,
     sites: Sites,
+    settings: FleetSettings,
     /// The fingerprint of the credentials that were given last for each entitlement of jobs that share.
     last_keys: BTreeMap<Arc<str>, u64>,
     listed: Listed,
@@ -129,6 +143,7 @@ impl Engine {
             })) => self.note_blobs(&node, blobs, now),
             Input::Prepull(input) => {
                 self.tell_sites(&input, now);
+                self.tell_settings(&input);
                 let sent = sharing::sent_task(&input);
                 self.listed.nodes |= matches!(input, controller::Input::Nodes(_));
                 self.has_jobs |= matches!(input, controller::Input::Jobs(_));
@@ -143,6 +158,7 @@ impl Engine {
                     self.sites.limit(&job, max_rate, now);
                 }
             }
+            Input::Settings(input) => self.settings.handle(input),
             Input::Kruise(input) => {
                 if let Some(kruise) = &mut self.kruise {
                     kruise.handle(input, now);
@@ -174,13 +190,18 @@ impl Engine {
             actions.extend(more.into_iter().map(Action::Kruise));
         }
         actions.extend(self.sites.flush(now).into_iter().map(Action::Direct));
+        if self.listed.nodes {
+            let settings = self.settings.flush(self.prepull.nodes_by_name(), now);
+            actions.extend(settings.into_iter().map(Action::Settings));
+        }
         actions
     }
 
     /// When [`Self::flush`] must run next even without an input.
     pub fn next_wakeup(&self) -> Option<Timestamp> {
         let kruise = self.kruise.as_ref().and_then(Kruise::next_wakeup);
-        [self.prepull.next_wakeup(), kruise, self.sites.next_wakeup()].into_iter().flatten().min()
+        let settings = self.settings.next_wakeup().filter(|_| self.listed.nodes);
+        [self.prepull.next_wakeup(), kruise, self.sites.next_wakeup(), settings].into_iter().flatten().min()
     }
 
     /// Which of the first lists have arrived.
@@ -239,6 +260,23 @@ impl Engine {
             {
                 self.sites.disconnect(node, now);
             }
+            _ => {}
+        }
+    }
+
+    fn tell_settings(&mut self, input: &controller::Input) {
+        use controller::Input as Prepull;
+        match input {
+            Prepull::Nodes(_) => self.settings.relabel_all(),
+            // A Node says every few minutes that it's Ready.
+            Prepull::Node(node) => {
+                let known = self.prepull.nodes_by_name().get(&node.name);
+                if known.is_none_or(|known| known.labels != node.labels) {
+                    self.settings.relabel(&node.name);
+                }
+            }
+            Prepull::NodeGone(node) => self.settings.relabel(node),
+            Prepull::Session(event) => self.settings.hear(event),
             _ => {}
         }
     }
@@ -316,6 +354,7 @@ fn split(event: SessionEvent) -> (Option<SessionEvent>, Option<SessionEvent>) {
                 EdgeMessage::Hello(_)
                 | EdgeMessage::Trusts { .. }
                 | EdgeMessage::State(_)
+                | EdgeMessage::Configured { .. }
                 | EdgeMessage::Other => None,
                 EdgeMessage::Accepted { task } => Some(task),
                 EdgeMessage::Progress(progress) => Some(&progress.task),

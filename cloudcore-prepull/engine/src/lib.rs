@@ -3,6 +3,7 @@
 //! ```text
 //!  Job, Node, session, time ─▶ prepull: validate ─▶ plan ─▶ rollout ─▶ aggregate ─▶ writes, tasks, events
 //!  Kruise's kinds, time ─────▶ kruise:  rules ─▶ jobs ⇄ node_images ─────────────▶ writes, tasks, events
+//!  Settings, Node, session ──▶ settings: wanted ─▶ settings of nodes, statuses
 //!  Blobs of a site, time ────▶ sites:   book ─▶ assign ─▶ directions
 //! ```
 //!
@@ -22,6 +23,7 @@ pub mod prepull {
 }
 
 pub mod recording;
+pub mod settings;
 pub mod sites;
 
 /// What both engines use.

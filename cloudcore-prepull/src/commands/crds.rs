@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use anyhow::Context;
-use prepull_api::crd::{job, kruise, report};
+use prepull_api::crd::{job, kruise, report, settings};
 
 use crate::commands::args::CrdsArgs;
 
@@ -13,9 +13,12 @@ fn definitions() -> anyhow::Result<Vec<(&'static str, String)>> {
         serde_saphyr::to_string(&job::crd()).context("write the definition of ImagePrePullJob as YAML")?;
     let report = serde_saphyr::to_string(&report::crd())
         .context("write the definition of ImagePrePullReport as YAML")?;
+    let settings = serde_saphyr::to_string(&settings::crd())
+        .context("write the definition of ImagePrePullSettings as YAML")?;
     Ok(vec![
         ("operations.kubeedge.io_imageprepulljobs.yaml", job),
         ("operations.kubeedge.io_imageprepullreports.yaml", report),
+        ("operations.kubeedge.io_imageprepullsettings.yaml", settings),
     ])
 }
 

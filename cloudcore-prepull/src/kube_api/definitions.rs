@@ -3,17 +3,17 @@
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::Api;
 use kube::{Client, Error, ResourceExt};
-use prepull_api::crd::{job, report, served};
+use prepull_api::crd::{job, report, served, settings};
 use tracing::debug;
 
 /// Fields that are named in one message; of the rest, the number.
 const NAMED: usize = 5;
 
-/// What the definitions of jobs and reports lack, and the remedy; `None` if they have all that this program knows. Without
+/// What the definitions of jobs, reports and settings lack, and the remedy; `None` if they have all that this program knows. Without
 /// the right to read one, nothing is found there: rights of an earlier release go on working.
 pub(crate) async fn find_obstacle(client: &Client) -> Result<Option<String>, Error> {
     let api = Api::<CustomResourceDefinition>::all(client.clone());
-    for ours in [job::crd(), report::crd()] {
+    for ours in [job::crd(), report::crd(), settings::crd()] {
         let name = ours.name_any();
         let served = match api.get_opt(&name).await {
             Err(Error::Api(answer)) if answer.code == 403 => {

@@ -12,12 +12,13 @@ use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher::watcher};
 use kube::{Client, ResourceExt};
 use prepull_api::crd::report::ImagePrePullReport;
+use prepull_api::crd::settings::ImagePrePullSettings;
 use prepull_api::task::JobUid;
-use prepull_engine::engine;
 use prepull_engine::prepull::controller::{Input, JobObject, rest_of};
 use prepull_engine::shared::events::{ObjectEvent, ObjectKind};
 use prepull_engine::shared::node_view::NodeView;
 use prepull_engine::shared::objects::ObjectId;
+use prepull_engine::{engine, settings};
 use tokio::sync::mpsc;
 
 use crate::kube_api::events::Events;
@@ -142,6 +143,23 @@ pub(crate) async fn reports(client: Client, inputs: mpsc::Sender<engine::Input>)
             all: Input::ReportsListed,
             one: |(job, index)| Input::ReportGone { job, index },
             gone: |(job, index)| Input::ReportGone { job: job.clone(), index: *index },
+            begins: None,
+        },
+    )
+    .await;
+}
+
+/// Watches the settings of nodes for ever.
+pub(crate) async fn settings(client: Client, inputs: mpsc::Sender<engine::Input>) {
+    follow(
+        Api::<ImagePrePullSettings>::all(client),
+        config(),
+        inputs,
+        std::convert::identity,
+        Watched {
+            all: settings::Input::All,
+            one: |object| settings::Input::One(Box::new(object)),
+            gone: |object: &ImagePrePullSettings| settings::Input::Gone(object.name_any()),
             begins: None,
         },
     )

@@ -16,6 +16,7 @@ use prepull_api::task::{NodeName, TaskOutcome, TaskResult};
 use prepull_api::wire::{EdgeMessage, truncate_reason};
 use prepull_engine::engine::{Action, Engine, Input, Listed};
 use prepull_engine::prepull::controller;
+use prepull_engine::settings;
 use prepull_engine::shared::node_view::NodeView;
 use prepull_engine::shared::outcomes::WriteOutcome;
 use prepull_engine::shared::session::SessionEvent;
@@ -34,6 +35,7 @@ use crate::kube_api::kruise_writer;
 use crate::kube_api::leader::Leadership;
 use crate::kube_api::recall::Recalls;
 use crate::kube_api::secrets::Secrets;
+use crate::kube_api::settings_writer::SettingsWriter;
 use crate::kube_api::status_writer::{Writer, Written};
 use crate::run::http::edges::Ask;
 use crate::run::metrics::Metrics;
@@ -73,6 +75,7 @@ pub(super) struct Core {
     pub(super) clock: Clock,
     /// Its client is fenced: see [`crate::kube_api::leader::Fence`].
     pub(super) writer: Writer,
+    pub(super) settings_writer: SettingsWriter,
     pub(super) recalls: Recalls,
     pub(super) leadership: Leadership,
     pub(super) sessions: Sessions,
@@ -198,6 +201,7 @@ impl Core {
                 }
             }
             Input::Kruise(input) => self.metrics.count_kruise_input(input),
+            Input::Settings(_) => {}
         }
         if let Some(recorder) = &mut self.recorder {
             recorder.input(&input, now);
@@ -253,7 +257,18 @@ impl Core {
         match action {
             Action::Prepull(action) => self.act_for_job(action),
             Action::Kruise(action) => self.act_for_kruise(action),
-            // What is lost with a session is said again in the next one.
+            Action::Settings(settings::Action::Configure(node, message)) => {
+                if self.sessions.may_log(&node) {
+                    info!(%node, "sends the settings of the node");
+                }
+                // What is lost with a session is said again in the next one.
+                _ = self.sessions.send(&node, message);
+            }
+            Action::Settings(settings::Action::WriteStatus(id, status)) => {
+                let writer = self.settings_writer.clone();
+                self.work.spawn(async move { writer.write(&id, &status).await });
+            }
+            // So it is here.
             Action::Direct(directions) => {
                 if let Some((node, message)) = self.sessions.tickets().issue(directions, SystemTime::now()) {
                     let _ = self.sessions.send(&node, message);

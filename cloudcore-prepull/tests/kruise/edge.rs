@@ -139,6 +139,7 @@ impl Edge {
                 }
             }
             CloudMessage::Welcome(_)
+            | CloudMessage::Settings(_)
             | CloudMessage::Unpin { .. }
             | CloudMessage::Sources(_)
             | CloudMessage::Trust(_)

@@ -190,6 +190,7 @@ impl World {
                     return true;
                 }
                 CloudMessage::Sources(_)
+                | CloudMessage::Settings(_)
                 | CloudMessage::Trust(_)
                 | CloudMessage::Goaway { .. }
                 | CloudMessage::Other => {

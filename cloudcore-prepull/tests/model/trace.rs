@@ -13,6 +13,7 @@ pub(crate) fn told(message: &CloudMessage) -> String {
         CloudMessage::Unpin { jobs } => format!("Unpin {jobs:?}"),
         CloudMessage::Sources(sources) => format!("Sources {}", sources.task),
         CloudMessage::Trust(_) => "Trust".to_owned(),
+        CloudMessage::Settings(_) => "Settings".to_owned(),
         CloudMessage::Goaway { .. } => "Goaway".to_owned(),
         CloudMessage::Other => "Other".to_owned(),
     }
@@ -23,6 +24,7 @@ pub(crate) fn said(message: &EdgeMessage) -> String {
         EdgeMessage::Hello(_) => "Hello".to_owned(),
         EdgeMessage::Trusts { .. } => "Trusts".to_owned(),
         EdgeMessage::State(_) => "State".to_owned(),
+        EdgeMessage::Configured { .. } => "Configured".to_owned(),
         EdgeMessage::Other => "Other".to_owned(),
         EdgeMessage::Blobs(blobs) => format!("Blobs {}", blobs.task),
         EdgeMessage::Accepted { task } => format!("Accepted {task}"),

@@ -12,9 +12,10 @@ use prepull_api::crd::kruise;
 /// Limit of the dump, since the test may have broken the API server.
 const LIMIT: Duration = Duration::from_secs(5);
 /// Kinds to dump. Not secrets: the logs are searched for credentials.
-const KINDS: [(&str, &str, &str, &str); 7] = [
+const KINDS: [(&str, &str, &str, &str); 8] = [
     ("operations.kubeedge.io", "v1alpha2", "ImagePrePullJob", "imageprepulljobs"),
     ("operations.kubeedge.io", "v1alpha2", "ImagePrePullReport", "imageprepullreports"),
+    ("operations.kubeedge.io", "v1alpha2", "ImagePrePullSettings", "imageprepullsettings"),
     (kruise::GROUP, kruise::VERSION, "ImagePullJob", "imagepulljobs"),
     (kruise::GROUP, kruise::VERSION, "ImageListPullJob", "imagelistpulljobs"),
     (kruise::GROUP, kruise::VERSION, "NodeImage", "nodeimages"),

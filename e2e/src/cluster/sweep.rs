@@ -19,9 +19,10 @@ const SYSTEM: &str = "kube-system";
 /// Media type of lists that have only metadata.
 const METADATA: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 /// Kinds of objects that tests leave: path of the group, and plural.
-const KINDS: [(&str, &str); 12] = [
+const KINDS: [(&str, &str); 13] = [
     ("/apis/operations.kubeedge.io/v1alpha2", "imageprepulljobs"),
     ("/apis/operations.kubeedge.io/v1alpha2", "imageprepullreports"),
+    ("/apis/operations.kubeedge.io/v1alpha2", "imageprepullsettings"),
     ("/apis/apps.kruise.io/v1beta1", "imagelistpulljobs"),
     ("/apis/apps.kruise.io/v1beta1", "imagepulljobs"),
     ("/apis/apps.kruise.io/v1beta1", "nodeimages"),

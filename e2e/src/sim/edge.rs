@@ -221,6 +221,7 @@ impl Edge {
                     windows: Vec::new(),
                     pins: None,
                     peer: None,
+                    settings: None,
                 };
                 let _ = answer.send(hello); // fails if the attempt to connect is over
                 return None;
@@ -247,6 +248,7 @@ impl Edge {
             CloudMessage::Cancel { task, reason } => Some(AgentEvent::Cancel { task, reason }),
             CloudMessage::Welcome(_)
             | CloudMessage::Unpin { .. }
+            | CloudMessage::Settings(_)
             | CloudMessage::Sources(_)
             | CloudMessage::Trust(_)
             | CloudMessage::Goaway { .. }

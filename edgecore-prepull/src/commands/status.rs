@@ -143,7 +143,10 @@ async fn look(settings: &Effective) -> anyhow::Result<BoxReport> {
         records.map_err(|error| with_causes(&error)).into()
     });
     let upgrade = Files::of(state_dir).read().ok().and_then(|record| record.last().cloned());
-    let clock = node_clock(settings.download_windows.clone())?;
+    let mut clock = node_clock(settings.download_windows.clone())?;
+    if let Some(agent) = agent.known() {
+        clock.cloud_windows.clone_from(&agent.settings.windows);
+    }
     let window = timestamp(SystemTime::now()).and_then(|now| clock.own_openings().explain(now));
     Ok(BoxReport { identity: identity.into(), agent, upgrade, runtime, window, tasks })
 }

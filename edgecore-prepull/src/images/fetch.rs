@@ -173,11 +173,20 @@ impl<P: Puller> Fetching<P> {
 
     /// Records which images are in use, in an endless loop, if images may be removed to make room.
     pub(crate) async fn watch_uses(&self) -> Infallible {
-        if self.fetcher.settings.room.make_room {
-            self.fetcher.watch_uses().await
-        } else {
-            std::future::pending().await
+        let mut rules = self.fetcher.room.subscribe();
+        // The sender is part of the fetcher, so these waits can't fail.
+        loop {
+            let _ = rules.wait_for(|rules| rules.make_room).await;
+            tokio::select! {
+                never = self.fetcher.watch_uses() => return never,
+                _ = rules.wait_for(|rules| !rules.make_room) => {}
+            }
         }
+    }
+
+    /// Changes the limits for the free space, for the pulls that begin from now on.
+    pub(crate) fn set_room(&self, rules: RoomRules) {
+        self.fetcher.room.send_if_modified(|room| std::mem::replace(room, rules) != rules);
     }
 
     /// The downloads in progress.
@@ -367,8 +376,8 @@ impl<P: Puller> Puller for Fetching<P> {
     }
 
     async fn removable(&self, wanted: &[String]) -> u64 {
-        let settings = &self.fetcher.settings;
-        if !settings.room.make_room || settings.mode == FetchMode::Runtime {
+        let fetcher = &self.fetcher;
+        if !fetcher.room.borrow().make_room || fetcher.settings.mode == FetchMode::Runtime {
             return 0;
         }
         self.fetcher.removable_bytes(wanted).await.unwrap_or_else(|error| {

@@ -77,14 +77,14 @@ impl Agent {
         }
     }
 
-    /// Adds the node's own time zone and windows.
+    /// Adds the node's time zone and windows.
     #[must_use]
     pub fn with_clock(mut self, clock: NodeClock) -> Self {
         self.clock = clock;
         self
     }
 
-    /// The node's own time zone and windows.
+    /// The node's time zone and windows.
     pub fn clock(&self) -> &NodeClock {
         &self.clock
     }
@@ -135,6 +135,12 @@ impl Agent {
             AgentEvent::Connected => self.connect(&mut effects),
             AgentEvent::Disconnected => self.connected = false,
             AgentEvent::Assign(assign) => self.assign(assign, now, &mut effects),
+            AgentEvent::Windows(windows) => {
+                self.clock.cloud_windows = windows;
+                for entry in self.tasks.values_mut() {
+                    entry.reclock(&self.clock, now, &mut effects);
+                }
+            }
             AgentEvent::ResultAck(task) => {
                 if self.tasks.get(&task).is_some_and(|entry| entry.result_to_send().is_some()) {
                     self.tasks.remove(&task);

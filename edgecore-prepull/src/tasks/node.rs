@@ -13,12 +13,13 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 
+use prepull_api::settings::NodeSettings;
 use prepull_api::task::{ImageOutcome, JobUid, TaskId, TaskOutcome};
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, MAX_OPEN_TASKS, Progress, truncate_reason};
 use prepull_program::errors::with_causes;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::{Id, JoinError, JoinSet};
+use tokio::task::{Id, JoinError, JoinSet, spawn_blocking};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
@@ -35,6 +36,7 @@ use crate::images::providers::Providers;
 use crate::images::puller::{Puller, Unpinned};
 use crate::images::site::Hub;
 use crate::metrics::Metrics;
+use crate::settings::{CloudSettings, describe_settings};
 use crate::status::TaskStatus;
 use crate::tasks::agent::{
     Agent, AgentEffect, AgentEvent, BootTime, Execution, NodeClock, Now, TaskEnd, TaskRecord,
@@ -49,7 +51,7 @@ const UPDATES: usize = 64;
 /// answer to a repeated assignment.
 const OUTBOX: usize = 4 * MAX_OPEN_TASKS;
 
-/// Settings of a node that don't come from the cloud.
+/// Settings of a node.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeConfig {
     /// Largest number of tasks that run at the same time; more wait.
@@ -68,6 +70,8 @@ pub(crate) struct NodeConfig {
     pub(crate) kubelet_dir: PathBuf,
     /// Upgrades of this program that tasks ask for.
     pub(crate) upgrades: Arc<Upgrades>,
+    /// The settings of the node that the cloud may change.
+    pub(crate) settings: Arc<CloudSettings>,
 }
 
 /// A node with its agent, its executors and its ledger.
@@ -89,6 +93,7 @@ pub(crate) struct Node<P> {
     /// Reports changes of the node during a session.
     reporting: Option<AbortOnDropHandle<()>>,
     hub: Arc<Hub>,
+    settings: Arc<CloudSettings>,
     /// Reports the shared blobs of the node during a session.
     sharing: Option<AbortOnDropHandle<()>>,
 }
@@ -103,8 +108,18 @@ impl<P: Puller> Node<P> {
         config: NodeConfig,
         metrics: Arc<Metrics>,
     ) -> Self {
-        let NodeConfig { max_tasks, parallel_pulls, limits, clock, providers, hub, kubelet_dir, upgrades } =
-            config;
+        let NodeConfig {
+            max_tasks,
+            parallel_pulls,
+            limits,
+            clock,
+            providers,
+            hub,
+            kubelet_dir,
+            upgrades,
+            settings,
+        } = config;
+        let clock = NodeClock { cloud_windows: settings.of_cloud().windows, ..clock };
         let executor = Executor::new(puller.clone(), parallel_pulls, limits)
             .with_credential_providers(providers)
             .with_kubelet_records(KubeletRecords::below(&kubelet_dir))
@@ -124,8 +139,11 @@ impl<P: Puller> Node<P> {
             updates: mpsc::channel(UPDATES),
             reporting: None,
             hub,
+            settings,
             sharing: None,
         };
+        node.metrics.status().configure(node.settings.of_cloud());
+        node.metrics.set_windows(node.agent.clock().own_openings(), node.hub.clock().clone());
         for record in records.iter().filter(|record| record.result.is_none()) {
             node.executor.hold(&record.task);
         }
@@ -378,6 +396,7 @@ impl<P: Puller> Node<P> {
                 info!(%task, reason, "the cloud cancels the task");
                 self.handle(AgentEvent::Cancel { task, reason });
             }
+            TunnelEvent::Message(CloudMessage::Settings(settings)) => self.configure(settings, link),
             TunnelEvent::Message(CloudMessage::Unpin { jobs }) => self.unpin(jobs),
             TunnelEvent::Message(CloudMessage::Sources(sources)) => self.hub.direct(sources),
             // The tunnel handles these itself.
@@ -390,6 +409,32 @@ impl<P: Puller> Node<P> {
                 debug!(?message, "message is not for the agent");
             }
         }
+    }
+
+    /// Puts the cloud's settings in force, and answers when they're on the disk.
+    fn configure(&mut self, settings: NodeSettings, link: &Link) {
+        info!(settings = %describe_settings(&settings), "the cloud has set the node's settings");
+        self.handle(AgentEvent::Windows(settings.windows.clone()));
+        self.metrics.status().configure(settings.clone());
+        self.settings.take(settings);
+        let (clock, now) = (self.agent.clock().clone(), self.now());
+        self.metrics.set_windows(clock.own_openings(), self.hub.clock().clone());
+        for control in self.controls.values() {
+            control.send_if_modified(|control| {
+                let terms = control.terms.under(&clock, now);
+                let is_new = terms != control.terms;
+                control.terms = terms;
+                is_new
+            });
+        }
+        let (settings, link, windows) = (self.settings.clone(), link.clone(), clock.reported());
+        tokio::spawn(async move {
+            let Ok((settings, stored)) = spawn_blocking(move || settings.store()).await else { return };
+            if let Err(error) = stored {
+                warn!(%error, "the cloud's settings can't be written: they are in force until the next restart");
+            }
+            link.send(EdgeMessage::Configured { settings, windows }).await;
+        });
     }
 
     /// Pins that can't be removed now are in the next `Hello`, and the cloud asks again.
@@ -411,12 +456,12 @@ impl<P: Puller> Node<P> {
 
     fn send_hello(&self, answer: oneshot::Sender<Hello>) {
         let (max_tasks, open) = (self.agent.max_tasks(), self.agent.open_tasks());
-        let clock = self.agent.clock().clone();
+        let (clock, settings) = (self.agent.clock().clone(), self.settings.of_cloud());
         let puller = self.puller.clone();
         let metrics = self.metrics.clone();
         tokio::spawn(async move {
             // The tunnel may have abandoned the attempt.
-            let _ = answer.send(describe_node(&*puller, &metrics, max_tasks, open, clock).await);
+            let _ = answer.send(describe_node(&*puller, &metrics, max_tasks, open, clock, settings).await);
         });
     }
 }

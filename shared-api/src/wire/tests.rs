@@ -13,6 +13,7 @@ use super::*;
 use crate::credentials::Sensitive;
 use crate::download::{Deltas, Verification, VerificationMode, Weekday, Zone};
 use crate::failure::FailureCode;
+use crate::settings::NodeSettings;
 use crate::sites::{BlobNews, BlobSource, BlobState, From, Peer, PeerFailure, PeerFault};
 use crate::task::{
     Bytes, CheckItem, CheckOutcome, ImageFacts, ImageOutcome, ImagePhase, ImageRemoval, ImageResult,
@@ -26,6 +27,16 @@ fn window() -> Window {
         start: "01:30".parse().unwrap(),
         duration: Duration::from_secs(4 * 3600),
         time_zone: Zone::Node,
+    }
+}
+
+fn settings() -> NodeSettings {
+    NodeSettings {
+        max_download_rate: NonZeroU64::new(4096),
+        peer_max_upload_rate: NonZeroU64::new(8192),
+        windows: vec![window()],
+        image_gc_high_threshold: Some(70),
+        make_room: Some(true),
     }
 }
 
@@ -125,6 +136,7 @@ fn edge_messages_keep_their_bytes() {
             windows: vec![window()],
             pins: Some(vec![JobUid("uid-1".to_owned())]),
             peer: Some(PeerDoor { addresses: vec!["10.0.0.1:10006".to_owned()], streams: false }),
+            settings: Some(NodeSettings::default()),
         })),
         concat!(
             r#"{"type":"hello","version":"0.1.0","os":"linux","arch":"arm64","runtime":"containerd 1.6.20","#,
@@ -132,7 +144,7 @@ fn edge_messages_keep_their_bytes() {
             r#"{"task":{"job":"uid-1","attempt":2},"phase":"running","limited":true},"#,
             r#"{"task":{"job":"uid-1","attempt":2},"phase":"needsKeys"},"#,
             r#"{"task":{"job":"uid-1","attempt":2},"phase":"finished"}],"trusts":"ab","timeZone":"Europe/Berlin","#,
-            r#""windows":[{"days":["Mon","Sun"],"start":"01:30","duration":14400000,"timeZone":"Node"}],"pins":["uid-1"],"peer":{"addresses":["10.0.0.1:10006"]},"removes":true,"upgrades":true}"#,
+            r#""windows":[{"days":["Mon","Sun"],"start":"01:30","duration":14400000,"timeZone":"Node"}],"pins":["uid-1"],"peer":{"addresses":["10.0.0.1:10006"]},"removes":true,"upgrades":true,"settings":{}}"#,
         ),
     );
     assert_frame(
@@ -146,6 +158,14 @@ fn edge_messages_keep_their_bytes() {
         ),
     );
     assert_frame(&EdgeMessage::State(NodeState::default()), r#"{"type":"state"}"#);
+    assert_frame(
+        &EdgeMessage::Configured { settings: settings(), windows: Vec::new() },
+        concat!(
+            r#"{"type":"configured","settings":{"maxDownloadRate":4096,"peerMaxUploadRate":8192,"#,
+            r#""windows":[{"days":["Mon","Sun"],"start":"01:30","duration":14400000,"timeZone":"Node"}],"#,
+            r#""imageGcHighThreshold":70,"makeRoom":true}}"#,
+        ),
+    );
     assert_frame(&EdgeMessage::Trusts { bundle: "ab".to_owned() }, r#"{"type":"trusts","bundle":"ab"}"#);
     assert_frame(
         &EdgeMessage::Hello(Box::default()),
@@ -359,6 +379,7 @@ fn cloud_messages_keep_their_bytes() {
         &CloudMessage::Trust(TrustedCas { bundle: "PEM".to_owned(), renew_within: Duration::from_secs(20) }),
         r#"{"type":"trust","bundle":"PEM","renewWithin":20000}"#,
     );
+    assert_frame(&CloudMessage::Settings(NodeSettings::default()), r#"{"type":"settings"}"#);
     assert_frame(
         &CloudMessage::Goaway { after: Duration::from_millis(250), reason: "overload".to_owned() },
         r#"{"type":"goaway","after":250,"reason":"overload"}"#,

@@ -368,6 +368,8 @@ impl World {
                 Action::Prepull(action) => self.carry_out(action),
                 Action::Kruise(action) => self.carry_out_kruise(action),
                 Action::Direct(directions) => self.directions.push(directions),
+                // There are no objects of this kind.
+                Action::Settings(_) => {}
             }
         }
         true

@@ -320,6 +320,7 @@ impl NodeImages {
                 | EdgeMessage::Trusts { .. }
                 | EdgeMessage::State(_)
                 | EdgeMessage::Blobs(_)
+                | EdgeMessage::Configured { .. }
                 | EdgeMessage::Other => {}
                 EdgeMessage::Accepted { task } => {
                     self.update(&node, now, |node, fx| node.pulls.accept(&task, fx));

@@ -234,6 +234,10 @@ impl Controller {
         self.nodes.values()
     }
 
+    pub(crate) fn nodes_by_name(&self) -> &BTreeMap<NodeName, NodeView> {
+        &self.nodes
+    }
+
     /// The jobs that run, each by its name with the counts of its nodes, for the metrics.
     pub fn running_jobs(&self) -> impl Iterator<Item = (&str, &Summary)> {
         self.census.running().filter_map(|uid| self.jobs.get(uid)).map(Job::counts)

@@ -86,8 +86,13 @@ impl WindowRule {
 pub(crate) fn clock_of(hello: &Hello) -> NodeClock {
     NodeClock {
         time_zone: hello.time_zone.clone().filter(|zone| is_zone(zone)),
-        windows: hello.windows.iter().take(MAX_WINDOWS).filter_map(checked_text).collect(),
+        windows: texts_of(&hello.windows),
     }
+}
+
+/// Windows as a status has them.
+pub(crate) fn texts_of(windows: &[Window]) -> Vec<String> {
+    windows.iter().take(MAX_WINDOWS).filter_map(checked_text).collect()
 }
 
 /// The window as it is stored, if it can be read again.

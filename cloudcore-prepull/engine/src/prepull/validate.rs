@@ -27,6 +27,7 @@ mod tests;
 mod upgrade;
 
 pub use download::{DownloadPolicy, VerifyPolicy};
+pub(crate) use download::{rate, window};
 pub use ratio::{Ratio, RatioError};
 pub use step::{MAX_STEPS, Step, StepError};
 

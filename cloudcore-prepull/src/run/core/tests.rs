@@ -29,6 +29,7 @@ fn core(inputs: mpsc::Sender<Input>) -> Core {
         secrets: Secrets::new(client.clone(), true),
         kruise_writer: kruise_writer::Writer::new(client.clone()),
         writer: Writer::new(client.clone(), events.clone()),
+        settings_writer: SettingsWriter::new(client.clone()),
         recalls: Recalls::new(client),
         events,
         leadership: Leadership::undisputed(),

@@ -87,6 +87,7 @@ impl Check {
             | EdgeMessage::Trusts { .. }
             | EdgeMessage::State(_)
             | EdgeMessage::Blobs(_)
+            | EdgeMessage::Configured { .. }
             | EdgeMessage::Other => {}
             EdgeMessage::Accepted { task } => {
                 assert!(edge.disk.contains_key(task), "{} accepts {task}, not on its disk", edge.node);

@@ -65,6 +65,7 @@ impl Node {
             CloudMessage::Assign(assign) => self.handle(AgentEvent::Assign(assign)),
             CloudMessage::ResultAck { task } => self.handle(AgentEvent::ResultAck(task)),
             CloudMessage::Cancel { task, reason } => self.handle(AgentEvent::Cancel { task, reason }),
+            CloudMessage::Settings(settings) => self.handle(AgentEvent::Windows(settings.windows)),
             CloudMessage::Welcome(_)
             | CloudMessage::Unpin { .. }
             | CloudMessage::Sources(_)

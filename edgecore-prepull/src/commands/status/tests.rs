@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
 use std::time::UNIX_EPOCH;
 
+use prepull_api::settings::NodeSettings;
 use prepull_api::task::Bytes;
 
 use super::*;
@@ -43,6 +44,7 @@ fn well() -> BoxReport {
             since: Some(at(3_700)),
             ..CloudStatus::default()
         },
+        settings: NodeSettings::default(),
         tasks: vec![task],
     };
     let disk =

@@ -9,7 +9,8 @@ use prepull_api::text::to_plain_line;
 use prepull_api::wire::Filesystem;
 
 use super::{BoxReport, IdentityStatus, Looked, RuntimeStatus};
-use crate::status::{CloudStatus, DownloadStatus, TaskStatus};
+use crate::settings::describe_settings;
+use crate::status::{AgentStatus, CloudStatus, DownloadStatus, TaskStatus};
 use crate::upgrade::{Outcome, Program};
 
 /// The log that has the reasons.
@@ -30,6 +31,11 @@ pub(super) fn render(report: &BoxReport, now: SystemTime) -> String {
             "✗ the agent: {}; systemctl status edgecore-prepull shows whether it runs, and {LOG}",
             plain(error)
         )),
+    }
+    if let Looked::Known(AgentStatus { settings, .. }) = agent
+        && !settings.is_empty()
+    {
+        lines.push(format!("  the cloud has set: {}", plain(&describe_settings(settings))));
     }
     lines.extend(upgrade.as_ref().map(of_upgrade));
     lines.extend(of_runtime(runtime));

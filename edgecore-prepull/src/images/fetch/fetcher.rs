@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use futures::stream::{self, StreamExt};
 use prepull_registry::manifest::Descriptor;
 use prepull_registry::{HostsFiles, Proxies, RegistryClient, Repository, Settings as ClientSettings};
-use tokio::sync::{Mutex as AsyncMutex, Semaphore};
+use tokio::sync::{Mutex as AsyncMutex, Semaphore, watch};
 
 use super::FetchSettings;
 use super::delta::Deltas;
 use super::downloads::{Downloads, Layer};
 use super::flights::Flights;
 use super::image::ImageParts;
+use super::room::RoomRules;
 use super::runtime::{Facts, Runtime};
 use super::shared::Neighbourhood;
 use super::unpacked::diffs;
@@ -54,6 +55,8 @@ pub(super) struct Fetcher {
     /// Held while images are removed to make room.
     pub(super) removing: AsyncMutex<()>,
     pub(super) bucket: Bucket,
+    /// The limits for the free space. They may change at any time.
+    pub(super) room: watch::Sender<RoomRules>,
     pub(super) flights: Flights,
     /// Snapshots that are being unpacked, by name.
     pub(super) chains: ByKey<AsyncMutex<()>>,
@@ -90,6 +93,7 @@ impl Fetcher {
             unpacker: Unpacker::new(channel),
             leases,
             bucket: Bucket::new(settings.max_rate),
+            room: watch::Sender::new(settings.room),
             flights: Flights::default(),
             chains: ByKey::default(),
             flushes,

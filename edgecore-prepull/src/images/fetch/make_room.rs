@@ -54,7 +54,7 @@ impl Fetcher {
     /// Refuses an image that doesn't fit, before its first byte is fetched. Removes unneeded images if it's allowed to.
     pub(super) async fn check_room(&self, applicant: &Applicant<'_>) -> Result<(), PullError> {
         let Applicant { repository, layers, facts, .. } = *applicant;
-        let makes_room = self.settings.room.make_room;
+        let makes_room = self.room.borrow().make_room;
         if makes_room {
             self.hold(applicant).await;
         }
@@ -233,7 +233,7 @@ impl Fetcher {
         // statvfs may block for long if the file system's server is dead.
         let read = spawn_blocking(move || Ok::<_, io::Error>((Disk::read(&content)?, Disk::read(&images)?)));
         let (content, images) = read.await.ok()?.ok()?;
-        Some(Room { content, images, rules: self.settings.room })
+        Some(Room { content, images, rules: *self.room.borrow() })
     }
 
     /// Records which images are in use, in an endless loop. The most recently used go last.

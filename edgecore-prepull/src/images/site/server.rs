@@ -2,7 +2,6 @@
 //! still arriving from their ingest.
 
 use std::convert::Infallible;
-use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -100,11 +99,15 @@ impl Server {
         hub: Arc<Hub>,
         identity: Identity,
         store: Arc<ContentStore>,
-        max_rate: Option<NonZeroU64>,
         metrics: Arc<Metrics>,
     ) -> Arc<Self> {
-        let bucket = Bucket::new(max_rate);
+        let bucket = Bucket::new(None);
         Arc::new(Self { hub, identity, store, bucket, metrics, turns: Arc::default() })
+    }
+
+    /// The limit of uploads, over all neighbours. It may change at any time.
+    pub(crate) fn bucket(&self) -> &Bucket {
+        &self.bucket
     }
 
     /// Serves until `shutdown`.

@@ -196,6 +196,19 @@ impl TaskEntry {
         TaskTerms::of_assignment(&self.record.task, assign, clock, now)
     }
 
+    /// The node has other windows. The executor of a running task gets them from the caller.
+    pub(super) fn reclock(&mut self, clock: &NodeClock, now: Now, effects: &mut Vec<AgentEffect>) {
+        match &mut self.stage {
+            Stage::Storing(terms) | Stage::Queued { terms, .. } => *terms = terms.under(clock, now),
+            Stage::NeedsKeys { .. } | Stage::Running => {}
+            Stage::Ending | Stage::Ended => return,
+        }
+        if !self.record.has_windows && !clock.own_openings().is_always() {
+            self.record.has_windows = true;
+            self.save(effects);
+        }
+    }
+
     /// Continues with the terms of a repeated `Assign`. A task that waited for its keys gets `new_turn`.
     pub(super) fn renew(&mut self, new_terms: TaskTerms, new_turn: u64, effects: &mut Vec<AgentEffect>) {
         self.record.has_windows = new_terms.has_windows();

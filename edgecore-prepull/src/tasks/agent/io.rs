@@ -1,5 +1,6 @@
 //! Input and output of the agent: events, and the effects that its caller carries out.
 
+use prepull_api::download::Window;
 use prepull_api::task::{CheckOutcome, ImageResult, RemovalResult, Task, TaskId, TaskOutcome, TaskResult};
 use prepull_api::wire::{Assign, EdgeMessage, Progress};
 
@@ -18,6 +19,8 @@ pub enum AgentEvent {
     Disconnected,
     /// The cloud has assigned a task, or has assigned it again.
     Assign(Assign),
+    /// The cloud has set other windows for the node.
+    Windows(Vec<Window>),
     /// The cloud has stored the result of this task.
     ResultAck(TaskId),
     /// The cloud has cancelled a task.

@@ -14,19 +14,32 @@ use crate::clock::{FIRST_KNOWN, timestamp};
 /// Time for which we trust the wall clock: it may jump, on a machine without a battery by years.
 pub(crate) const LOOK_AT_CLOCK: Duration = Duration::from_secs(60);
 
-/// The node's own time zone and windows.
+/// The node's time zone and windows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeClock {
     /// Name of the time zone. `None` if it isn't known, which means UTC.
     pub time_zone: Option<String>,
-    /// No task downloads outside of these. Empty: no limit.
+    /// The node's own windows: no task downloads outside of these. Empty: no limit.
     pub windows: Vec<Window>,
+    /// Those of the cloud's settings, which limit in the same way.
+    pub cloud_windows: Vec<Window>,
 }
 
 impl NodeClock {
     /// Openings that apply to every task of the node.
     pub(crate) fn own_openings(&self) -> Openings {
-        Openings::new(&self.windows, Duration::ZERO, self.time_zone.as_deref())
+        let openings = |windows| Openings::new(windows, Duration::ZERO, self.time_zone.as_deref());
+        openings(&self.windows).and(openings(&self.cloud_windows))
+    }
+
+    /// The windows for `Hello`, which has one list: that with the shorter time a week, if both limit the node.
+    pub(crate) fn reported(&self) -> Vec<Window> {
+        let days = |window: &Window| if window.days.is_empty() { 7 } else { window.days.len() };
+        let open = |windows: &Vec<Window>| -> Duration {
+            windows.iter().map(|window| window.duration * u32::try_from(days(window)).unwrap_or(7)).sum()
+        };
+        let lists = [&self.windows, &self.cloud_windows].into_iter().filter(|windows| !windows.is_empty());
+        lists.min_by_key(|windows| open(windows)).cloned().unwrap_or_default()
     }
 
     /// Openings of a task with these terms.
@@ -62,6 +75,29 @@ impl TaskTerms {
     /// Whether the task has windows.
     pub fn has_windows(&self) -> bool {
         self.windows.is_some()
+    }
+
+    /// The terms by another clock: the time that's left stays.
+    pub(crate) fn under(&self, clock: &NodeClock, now: Now) -> Self {
+        let openings = clock.openings(&self.download);
+        if self.windows.as_ref().is_some_and(|counted| counted.openings == openings)
+            || (self.windows.is_none() && openings.is_always())
+        {
+            return self.clone();
+        }
+        let windows = (!openings.is_always()).then_some(Counted { since: now.monotonic, openings });
+        Self { deadline: now.monotonic + self.time_left(now), windows, ..self.clone() }
+    }
+
+    fn time_left(&self, now: Now) -> Duration {
+        let Some(Counted { since, openings }) = &self.windows else {
+            return self.deadline.saturating_duration_since(now.monotonic);
+        };
+        let passed = now.monotonic.saturating_duration_since(*since);
+        let spent = timestamp(now.wall)
+            .and_then(|wall| Some(openings.open_between(wall.checked_sub(passed).ok()?, wall)))
+            .unwrap_or_default();
+        self.deadline.saturating_duration_since(*since).saturating_sub(spent)
     }
 
     /// The end of the task's time. With windows it depends on the wall clock: look again after a minute.
@@ -156,7 +192,7 @@ mod tests {
     use super::*;
 
     fn terms(begun: Instant, seconds: u64) -> TaskTerms {
-        let clock = NodeClock { time_zone: Some("Europe/Berlin".to_owned()), windows: Vec::new() };
+        let clock = NodeClock { time_zone: Some("Europe/Berlin".to_owned()), ..NodeClock::default() };
         let windows = vec![parse_window("01:00+1h Node").unwrap()];
         let download = DownloadTerms { windows, ..DownloadTerms::default() };
         TaskTerms {
@@ -204,6 +240,50 @@ mod tests {
         assert_eq!(deadline, begun + Duration::from_secs(3725));
         let (deadline, _) = clock.look(&again, now(begun, 3725, "2026-01-10T00:31:00Z"));
         assert_eq!(deadline, begun + Duration::from_secs(3725));
+    }
+
+    #[test]
+    fn both_lists_of_windows_limit_a_node() {
+        let list = |text: &str| vec![parse_window(text).unwrap()];
+        let at = |time: &str| time.parse::<Timestamp>().unwrap();
+        let clock = NodeClock {
+            time_zone: None,
+            windows: list("22:00+8h UTC"),
+            cloud_windows: list("Sat 00:00+3h UTC"),
+        };
+        let openings = clock.own_openings();
+        // A Saturday.
+        assert!(openings.is_open(at("2026-01-10T01:00:00Z")));
+        assert!(
+            !openings.is_open(at("2026-01-10T04:00:00Z")) && !openings.is_open(at("2026-01-11T01:00:00Z"))
+        );
+        assert_eq!(clock.reported(), list("Sat 00:00+3h UTC"));
+        let alone = NodeClock { cloud_windows: Vec::new(), ..clock.clone() };
+        assert_eq!(alone.reported(), list("22:00+8h UTC"));
+        assert!(NodeClock::default().reported().is_empty());
+    }
+
+    #[test]
+    fn other_windows_leave_the_time_that_is_left() {
+        let begun = Instant::now();
+        let terms = terms(begun, 1800);
+        // Twenty minutes of the window have passed in Berlin: ten minutes are left.
+        let in_window = now(begun, 1200, "2026-01-10T00:20:00Z");
+        let clock = |windows: &[&str]| NodeClock {
+            time_zone: Some("Europe/Berlin".to_owned()),
+            windows: Vec::new(),
+            cloud_windows: windows.iter().map(|text| parse_window(text).unwrap()).collect(),
+        };
+        let later = terms.under(&clock(&["Sun 01:00+1h Node"]), in_window);
+        assert!(!later.state(in_window.wall).is_open);
+        let sunday = now(begun, 1200 + 24 * 3600 - 1200, "2026-01-11T00:00:00Z");
+        assert_eq!(later.deadline_at(in_window), sunday.monotonic + Duration::from_secs(600));
+        // And they stay the same under the same windows.
+        assert_eq!(terms.under(&clock(&[]), in_window), terms);
+        let free = TaskTerms { windows: None, download: Arc::default(), ..terms.clone() };
+        assert_eq!(free.under(&clock(&[]), in_window), free);
+        let closed = free.under(&clock(&["Sun 01:00+1h Node"]), in_window);
+        assert_eq!(closed.deadline_at(in_window), sunday.monotonic + Duration::from_secs(600));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use prepull_api::settings::NodeSettings;
 use prepull_api::sites::PeerDoor;
 use prepull_api::wire::{Hello, OpenTask};
 use tokio::time::timeout;
@@ -21,6 +22,7 @@ pub(super) async fn describe_node(
     max_tasks: NonZeroU32,
     open: Vec<OpenTask>,
     clock: NodeClock,
+    settings: NodeSettings,
 ) -> Hello {
     let (streams, runtime, image_filesystem, pins) = tokio::join!(
         timeout(PATIENCE, puller.streams()),
@@ -39,13 +41,14 @@ pub(super) async fn describe_node(
         max_tasks: Some(max_tasks.get()),
         open,
         trusts: None, // the tunnel knows
+        windows: clock.reported(),
         time_zone: clock.time_zone,
-        windows: clock.windows,
         pins: pins.ok().flatten(),
         // The tunnel knows the addresses.
         peer: Some(PeerDoor { addresses: Vec::new(), streams: streams.unwrap_or(false) }),
         removes: true,
         upgrades: true,
+        settings: Some(settings),
     }
 }
 

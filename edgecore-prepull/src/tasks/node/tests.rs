@@ -1,9 +1,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use std::num::NonZeroU64;
+use std::path::Path;
 use std::time::Duration;
 
-use prepull_api::download::DownloadTerms;
+use prepull_api::download::{DownloadTerms, Window};
 use prepull_api::failure::FailureCode;
+use prepull_api::settings::NodeSettings;
 use prepull_api::task::{CheckItem, ImageTask, JobUid, PullPolicy, Task, TaskOutcome, TaskResult};
 use prepull_api::wire::{Assign, Key, OpenPhase, Welcome};
 use tokio::task::JoinHandle;
@@ -11,6 +14,7 @@ use tokio::task::JoinHandle;
 use super::*;
 use crate::images::puller::fake::{Act, Fake};
 use crate::images::site::Hub;
+use crate::settings::Own;
 use crate::tasks::ledger::Store as _;
 use crate::tasks::ledger::memory::MemoryStore;
 use crate::upgrade::Obstacles;
@@ -30,10 +34,11 @@ impl Harness {
             max_tasks: NonZeroU32::MIN,
             parallel_pulls: NonZeroUsize::new(2).unwrap(),
             limits: Limits::default(),
-            clock: NodeClock { time_zone: Some("Asia/Tokyo".to_owned()), windows: Vec::new() },
+            clock: NodeClock { time_zone: Some("Asia/Tokyo".to_owned()), ..NodeClock::default() },
             providers: Arc::default(),
             hub: Arc::new(Hub::new(Duration::from_secs(60), Arc::default())),
             kubelet_dir: "/nonexistent".into(),
+            settings: Arc::new(CloudSettings::load(Path::new("/nonexistent"), Own::unlimited())),
         };
         let records = Recorder::within_the_runtime(store.clone());
         let node = Node::new(fake.clone(), records, config, Arc::default());
@@ -276,4 +281,41 @@ async fn changes_are_reported_only_on_request() {
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert!(harness.said.try_recv().is_err());
     harness.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn settings_of_the_cloud_hold_for_running_tasks() {
+    let (fake, store) = (Fake::new(), MemoryStore::default());
+    fake.script("long", [Act::Take(1000)]);
+    let mut harness = Harness::start(&fake, &store);
+    assert_eq!(harness.connect().await.settings, Some(NodeSettings::default()));
+    harness.tell(assign(&["long"])).await;
+    harness.hear().await;
+    let windows = vec![Window::never()];
+    let max_download_rate = NonZeroU64::new(4096);
+    let settings = NodeSettings { max_download_rate, windows: windows.clone(), ..NodeSettings::default() };
+    harness.tell(CloudMessage::Settings(settings.clone())).await;
+    let answer = harness.hear().await;
+    assert_eq!(answer, EdgeMessage::Configured { settings: settings.clone(), windows: windows.clone() });
+    let waits = loop {
+        match harness.said.recv().await.unwrap() {
+            EdgeMessage::Progress(progress) if !progress.waits.is_empty() => break progress.waits,
+            _ => {}
+        }
+    };
+    assert!(waits.contains("window"), "{waits}");
+    let hello = harness.connect().await;
+    assert_eq!((hello.settings, hello.windows), (Some(settings), windows));
+    // Without them the task goes on, and has the time that it had.
+    harness.tell(CloudMessage::Settings(NodeSettings::default())).await;
+    loop {
+        match harness.hear().await {
+            EdgeMessage::Configured { windows, .. } => assert!(windows.is_empty()),
+            EdgeMessage::Result(result) => {
+                assert_eq!(result.outcome, TaskOutcome::DeadlineExceeded);
+                break;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
 }

@@ -169,6 +169,13 @@ impl Job {
         }
     }
 
+    /// The node's edge counts its time by another clock from now on.
+    pub(super) fn set_clock(&mut self, node: &NodeName, clock: &NodeClock) {
+        if self.members.phase_of(node).is_some() {
+            self.members.rollout_mut().set_clock(node, clock);
+        }
+    }
+
     /// The node has a session. `open`: this job's task in its `Hello`, if it is there.
     pub(super) fn mark_online(
         &mut self,

@@ -6,7 +6,7 @@ use prepull_api::task::{JobUid, NodeName, TaskId};
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, OpenPhase};
 
 use super::{Action, Controller, DELETED, OVER, cancel};
-use crate::prepull::download::clock_of;
+use crate::prepull::download::{clock_of, texts_of};
 use crate::shared::access::{Access, KeysSent};
 use crate::shared::in_hand::TaskInHand;
 use crate::shared::outcomes::DispatchOutcome;
@@ -94,6 +94,14 @@ impl Controller {
             // The tracker of sites has got it.
             | EdgeMessage::Blobs(_)
             | EdgeMessage::Other => {}
+            EdgeMessage::Configured { settings: _, windows } => {
+                let Some(clock) = self.clocks.get_mut(node) else { return };
+                clock.windows = texts_of(&windows);
+                let clock = clock.clone();
+                for uid in self.slots.jobs(node) {
+                    self.change_job(&uid, |job, _| job.set_clock(node, &clock));
+                }
+            }
             EdgeMessage::Accepted { task } => {
                 let mut wanted = false;
                 let known = self.change_job(&task.job.clone(), |job, _| {

@@ -19,8 +19,8 @@ impl Rollout {
     /// while a node is in progress, a change counts only if it shortens that.
     pub fn set_clock(&mut self, node: &NodeName, clock: &NodeClock) {
         let Some(&at) = self.index.get(node) else { return };
-        self.members[at].clock = clock.clone();
         let known = self.clock_in_force(at);
+        self.members[at].clock = clock.clone();
         if self.settings.windows.relevant(&known) == self.settings.windows.relevant(clock) {
             return;
         }

@@ -86,7 +86,7 @@ fn deltas_rule(text: &str) -> Result<Deltas, Refusal> {
 }
 
 /// A quantity of Kubernetes in whole bytes.
-fn rate(text: &str, field: &str) -> Result<NonZeroU64, Refusal> {
+pub(crate) fn rate(text: &str, field: &str) -> Result<NonZeroU64, Refusal> {
     let refuse = || {
         let least = LEAST_RATE >> 10;
         Refusal::new(
@@ -112,7 +112,8 @@ fn rate(text: &str, field: &str) -> Result<NonZeroU64, Refusal> {
     rate.filter(|rate| *rate >= LEAST_RATE).and_then(NonZeroU64::new).ok_or_else(refuse)
 }
 
-fn window(index: usize, spec: &WindowSpec) -> Result<Window, Refusal> {
+/// A window of `spec.windows`.
+pub(crate) fn window(index: usize, spec: &WindowSpec) -> Result<Window, Refusal> {
     let WindowSpec { days, start, duration, time_zone } = spec;
     let field = |part: &str| format!("spec.windows[{index}].{part}");
     let days = indexed(days, |i, text| {

@@ -39,7 +39,7 @@ fn windows(texts: &[&str]) -> DownloadTerms {
 
 /// The execution that the agent makes of an assignment with these terms, with the node's own windows.
 fn terms_of(execution: &Execution, seconds: u64, download: DownloadTerms, own: &[&str]) -> TaskTerms {
-    let clock = NodeClock { time_zone: None, windows: windows(own).windows };
+    let clock = NodeClock { windows: windows(own).windows, ..NodeClock::default() };
     let mut agent = Agent::new(std::num::NonZeroU32::MIN).with_clock(clock);
     let now = Now { monotonic: Instant::now().into_std(), wall: wall(), boot: None };
     let task = execution.task.clone();

@@ -266,6 +266,31 @@ fn no_edge_lengthens_the_time_it_has() {
 }
 
 #[test]
+fn a_node_starts_by_the_windows_that_it_reports_last() {
+    let (mut world, nodes) = fleet(1);
+    let configured = |windows: &[&str]| EdgeMessage::Configured {
+        settings: Default::default(),
+        windows: windows.iter().map(|text| parse_window(text).unwrap()).collect(),
+    };
+    world.says("n0", configured(&["14:30+1h UTC"]));
+    world.give(job_with(&nodes, json!({}), 1, None));
+    let waits = "waits for its window, opens at 14:30 UTC (Mon 12 Jan)";
+    assert_eq!((world.taken(), world.record("n0").reason.as_str()), (vec![], waits));
+    world.says("n0", configured(&["14:00+1h UTC"]));
+    world.pass_until("13:59:59");
+    assert_eq!(world.taken(), Vec::<String>::new());
+    world.pass_until("14:00:01");
+    assert_eq!(world.taken(), ["n0"]);
+    let (mut world, nodes) = fleet(1);
+    world.says("n0", configured(&["14:30+1h UTC"]));
+    world.give(job_with(&nodes, json!({}), 1, None));
+    assert_eq!(world.taken(), Vec::<String>::new());
+    world.says("n0", configured(&[]));
+    world.pass_until("13:47:00");
+    assert_eq!(world.taken(), ["n0"]);
+}
+
+#[test]
 fn own_windows_add_a_week_at_most() {
     let (mut world, nodes) = fleet(1);
     world.up_with("n0", &[], barely_open());

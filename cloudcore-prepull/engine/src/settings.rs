@@ -1,0 +1,408 @@
+//! Settings of nodes: which `ImagePrePullSettings` choose a node, what they set together, and whether it's in force.
+//!
+//! ```text
+//!  objects ─▶ parse ─┐
+//!  labels of nodes ──┴▶ wanted ─▶ Action::Configure ═▶ node ═▶ Configured ─▶ informed ─▶ Action::WriteStatus
+//! ```
+//! Where several choose a node, those that are later by name override earlier ones, setting by setting. While an object is
+//! invalid, the nodes that it chooses keep what they have: a typing error must not lift a cap.
+
+mod parse;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use prepull_api::crd::settings::{ImagePrePullSettings, ImagePrePullSettingsStatus};
+use prepull_api::settings::NodeSettings;
+use prepull_api::task::{JobUid, NodeName};
+use prepull_api::wire::{CloudMessage, EdgeMessage};
+use serde::{Deserialize, Serialize};
+
+use crate::shared::node_view::NodeView;
+use crate::shared::objects::ObjectId;
+use crate::shared::pacing::Moment as _;
+use crate::shared::session::{SessionEvent, SessionId};
+use parse::{Parsed, parse};
+
+/// Most objects that count, so that a look over 10,000 nodes takes milliseconds; a fleet has a few groups of nodes.
+pub const MAX_SETTINGS: usize = 100;
+/// Shortest time between two looks at the statuses: each counts the nodes of every object.
+const STATUS_PERIOD: Duration = Duration::from_secs(5);
+/// How long a written status may take to come back by the watch before it's written again.
+const WRITE_PATIENCE: Duration = Duration::from_secs(60);
+const READY: &str = "Ready";
+
+/// What happened to the objects.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Input {
+    /// All that exist.
+    All(Vec<ImagePrePullSettings>),
+    /// One is new or has changed.
+    One(Box<ImagePrePullSettings>),
+    /// The one of this name doesn't exist any more.
+    Gone(String),
+}
+
+/// What the shell is asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Send a node its settings.
+    Configure(NodeName, CloudMessage),
+    /// Replace the status of an object.
+    WriteStatus(ObjectId, Box<ImagePrePullSettingsStatus>),
+}
+
+/// The settings of all nodes.
+#[derive(Debug, Default)]
+pub struct FleetSettings {
+    /// By name, which is their precedence.
+    objects: BTreeMap<String, Entry>,
+    /// Whether all objects are known.
+    listed: bool,
+    agents: BTreeMap<NodeName, Agent>,
+    /// Nodes that may need other settings.
+    changed: Changed,
+    /// Whether a status may be another one, and when they were looked at.
+    statuses_due: bool,
+    looked: Option<Timestamp>,
+}
+
+#[derive(Debug, Default)]
+enum Changed {
+    #[default]
+    None,
+    Some(BTreeSet<NodeName>),
+    All,
+}
+
+impl Changed {
+    fn note(&mut self, node: &NodeName) {
+        match self {
+            Self::None => *self = Self::Some(BTreeSet::from([node.clone()])),
+            Self::Some(nodes) => _ = nodes.insert(node.clone()),
+            Self::All => {}
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    id: ObjectId,
+    generation: i64,
+    parsed: Parsed,
+    /// The status as the API server has it.
+    status: ImagePrePullSettingsStatus,
+    /// The status that was written last, and when.
+    written: Option<(ImagePrePullSettingsStatus, Timestamp)>,
+}
+
+/// The agent of a connected node.
+#[derive(Debug)]
+struct Agent {
+    session: SessionId,
+    /// What's in force on it. None for an agent that can't take settings.
+    has: Option<Arc<NodeSettings>>,
+    /// What was sent in this session.
+    sent: Option<Arc<NodeSettings>>,
+}
+
+/// What a node should have.
+enum Wanted {
+    These(NodeSettings),
+    /// An object that chooses it is invalid.
+    AsItIs,
+}
+
+impl FleetSettings {
+    /// Takes in a change of the objects.
+    pub fn handle(&mut self, input: Input) {
+        match input {
+            Input::All(objects) => {
+                let mut before = std::mem::take(&mut self.objects);
+                for object in objects {
+                    let known = object.metadata.name.as_ref().and_then(|name| before.remove(name));
+                    self.put(&object, known);
+                }
+                self.listed = true;
+            }
+            Input::One(object) => {
+                let known = object.metadata.name.as_ref().and_then(|name| self.objects.remove(name));
+                let spec_is_same = self.put(&object, known);
+                if spec_is_same {
+                    // Our own status: nothing else changes with it.
+                    return;
+                }
+            }
+            Input::Gone(name) => _ = self.objects.remove(&name),
+        }
+        self.changed = Changed::All;
+        self.statuses_due = true;
+    }
+
+    /// Returns whether the object was known with this spec.
+    fn put(&mut self, object: &ImagePrePullSettings, known: Option<Entry>) -> bool {
+        let meta = &object.metadata;
+        let id = ObjectId {
+            namespace: String::new(),
+            name: meta.name.clone().unwrap_or_default(),
+            uid: JobUid(meta.uid.clone().unwrap_or_default()),
+        };
+        let generation = meta.generation.unwrap_or(0);
+        let known = known.filter(|known| known.id == id);
+        let is_same = known.as_ref().is_some_and(|known| known.generation == generation);
+        let entry = Entry {
+            generation,
+            parsed: parse(&object.spec),
+            status: object.status.clone().unwrap_or_default(),
+            written: known.and_then(|known| known.written),
+            id,
+        };
+        self.objects.insert(entry.id.name.clone(), entry);
+        is_same
+    }
+
+    /// All nodes may have other labels.
+    pub(crate) fn relabel_all(&mut self) {
+        self.changed = Changed::All;
+        self.statuses_due = true;
+    }
+
+    /// The node is new, or has other labels, or is gone.
+    pub(crate) fn relabel(&mut self, node: &NodeName) {
+        self.changed.note(node);
+        self.statuses_due = true;
+    }
+
+    /// A session has begun or ended, or its node has said something.
+    pub(crate) fn hear(&mut self, event: &SessionEvent) {
+        match event {
+            SessionEvent::Up { node, session, hello } => {
+                if self.agents.get(node).is_some_and(|agent| agent.session > *session) {
+                    return;
+                }
+                let has = hello.settings.clone().map(Arc::new);
+                self.agents.insert(node.clone(), Agent { session: *session, has, sent: None });
+                self.changed.note(node);
+            }
+            SessionEvent::Down { node, session } => {
+                if self.agents.get(node).is_none_or(|agent| agent.session != *session) {
+                    return;
+                }
+                self.agents.remove(node);
+            }
+            SessionEvent::Message { node, session, message: EdgeMessage::Configured { settings, .. } } => {
+                let Some(agent) = self.agents.get_mut(node).filter(|agent| agent.session == *session) else {
+                    return;
+                };
+                agent.has = Some(Arc::new(settings.clone()));
+                // It may answer to an earlier message of two.
+                self.changed.note(node);
+            }
+            SessionEvent::Message { .. } => return,
+        }
+        self.statuses_due = true;
+    }
+
+    /// Sends nodes the settings that they lack, and writes the statuses that have changed.
+    pub fn flush(&mut self, nodes: &BTreeMap<NodeName, NodeView>, now: Timestamp) -> Vec<Action> {
+        if !self.listed {
+            return Vec::new();
+        }
+        let mut actions = Vec::new();
+        match std::mem::take(&mut self.changed) {
+            Changed::None => {}
+            Changed::Some(names) => {
+                names
+                    .iter()
+                    .filter_map(|name| nodes.get(name))
+                    .for_each(|node| self.configure(node, &mut actions));
+            }
+            Changed::All => {
+                let connected: Vec<_> = self.agents.keys().filter_map(|name| nodes.get(name)).collect();
+                connected.into_iter().for_each(|node| self.configure(node, &mut actions));
+            }
+        }
+        if self.next_wakeup().is_some_and(|due| due <= now) {
+            self.write_statuses(nodes, now, &mut actions);
+        }
+        actions
+    }
+
+    /// When [`Self::flush`] has something to do even without an input.
+    pub fn next_wakeup(&self) -> Option<Timestamp> {
+        let due = self.looked.map_or(Timestamp::MIN, |looked| looked.after(STATUS_PERIOD));
+        (self.listed && self.statuses_due && !self.objects.is_empty()).then_some(due)
+    }
+
+    fn configure(&mut self, node: &NodeView, actions: &mut Vec<Action>) {
+        let Wanted::These(wanted) = self.wanted(node) else { return };
+        let Some(agent) = self.agents.get_mut(&node.name) else { return };
+        let Some(has) = &agent.has else { return };
+        if agent.sent.as_ref().unwrap_or(has).as_ref() != &wanted {
+            agent.sent = Some(Arc::new(wanted.clone()));
+            actions.push(Action::Configure(node.name.clone(), CloudMessage::Settings(wanted)));
+        }
+    }
+
+    fn wanted(&self, node: &NodeView) -> Wanted {
+        let mut wanted = NodeSettings::default();
+        if !node.is_edge() {
+            return Wanted::These(wanted);
+        }
+        for entry in self.objects.values().take(MAX_SETTINGS).filter(|entry| entry.parsed.chooses(node)) {
+            match &entry.parsed.settings {
+                Ok(settings) => wanted.override_with(settings),
+                Err(_) => return Wanted::AsItIs,
+            }
+        }
+        Wanted::These(wanted)
+    }
+
+    fn write_statuses(
+        &mut self,
+        nodes: &BTreeMap<NodeName, NodeView>,
+        now: Timestamp,
+        actions: &mut Vec<Action>,
+    ) {
+        self.looked = Some(now);
+        self.statuses_due = false;
+        let mut tallies = vec![Tally::default(); self.objects.len()];
+        for node in nodes.values().filter(|node| node.is_edge()) {
+            let state = self.state_of(node);
+            for (entry, tally) in self.objects.values().take(MAX_SETTINGS).zip(&mut tallies) {
+                if entry.parsed.settings.is_ok() && entry.parsed.chooses(node) {
+                    tally.count(state);
+                }
+            }
+        }
+        for (index, (entry, tally)) in self.objects.values_mut().zip(tallies).enumerate() {
+            let status = entry.status_with(tally, index >= MAX_SETTINGS, now);
+            if status == entry.status {
+                entry.written = None;
+                continue;
+            }
+            // Until the watch has it, or the write has failed.
+            self.statuses_due = true;
+            let is_written = |(written, at): &(ImagePrePullSettingsStatus, Timestamp)| {
+                *written == status && now < at.after(WRITE_PATIENCE)
+            };
+            if !entry.written.as_ref().is_some_and(is_written) {
+                entry.written = Some((status.clone(), now));
+                actions.push(Action::WriteStatus(entry.id.clone(), Box::new(status)));
+            }
+        }
+    }
+
+    fn state_of(&self, node: &NodeView) -> NodeState {
+        let Some(agent) = self.agents.get(&node.name) else { return NodeState::Offline };
+        match (&agent.has, self.wanted(node)) {
+            (None, _) => NodeState::TooOld,
+            (Some(has), Wanted::These(wanted)) if **has == wanted => NodeState::Informed,
+            (Some(_), _) => NodeState::Waiting,
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum NodeState {
+    Informed,
+    Waiting,
+    TooOld,
+    Offline,
+}
+
+/// The nodes that an object chooses, by their state.
+#[derive(Clone, Copy, Default)]
+struct Tally {
+    informed: u32,
+    waiting: u32,
+    too_old: u32,
+    offline: u32,
+}
+
+impl Tally {
+    fn count(&mut self, state: NodeState) {
+        *match state {
+            NodeState::Informed => &mut self.informed,
+            NodeState::Waiting => &mut self.waiting,
+            NodeState::TooOld => &mut self.too_old,
+            NodeState::Offline => &mut self.offline,
+        } += 1;
+    }
+
+    fn nodes(self) -> u32 {
+        let Self { informed, waiting, too_old, offline } = self;
+        informed + waiting + too_old + offline
+    }
+
+    /// Status, reason and message of the condition Ready.
+    fn judge(self) -> (&'static str, &'static str, String) {
+        let Self { informed: _, waiting, too_old, offline } = self;
+        if self.nodes() == 0 {
+            return ("True", "NoNodes", "no edge node is chosen".to_owned());
+        }
+        let mut parts = Vec::new();
+        if waiting > 0 {
+            parts.push(format!("{} not confirmed it yet", has(waiting)));
+        }
+        if too_old > 0 {
+            parts.push(format!("{} an agent that knows no settings: update edgecore-prepull", has(too_old)));
+        }
+        if offline > 0 {
+            parts.push(format!(
+                "{} not connected, and {} it then",
+                is(offline),
+                if offline == 1 { "gets" } else { "get" }
+            ));
+        }
+        let message = parts.join("; ");
+        match (too_old, waiting) {
+            (0, 0) => ("True", "InForce", message),
+            (0, _) => ("False", "Waiting", message),
+            _ => ("False", "AgentTooOld", message),
+        }
+    }
+}
+
+fn has(count: u32) -> String {
+    if count == 1 { "1 node has".to_owned() } else { format!("{count} nodes have") }
+}
+
+fn is(count: u32) -> String {
+    if count == 1 { "1 node is".to_owned() } else { format!("{count} nodes are") }
+}
+
+impl Entry {
+    fn status_with(&self, tally: Tally, is_beyond: bool, now: Timestamp) -> ImagePrePullSettingsStatus {
+        let (status, reason, message) = match &self.parsed.settings {
+            Err(refusal) => ("False", "Invalid", format!("{refusal}; the nodes keep what they have")),
+            Ok(_) if is_beyond => (
+                "False",
+                "TooMany",
+                format!("there are more than {MAX_SETTINGS}; the first ones by name count"),
+            ),
+            Ok(_) => tally.judge(),
+        };
+        let same = self.status.conditions.iter().find(|old| old.type_ == READY && old.status == status);
+        let ready = Condition {
+            type_: READY.to_owned(),
+            status: status.to_owned(),
+            reason: reason.to_owned(),
+            message,
+            observed_generation: Some(self.generation),
+            last_transition_time: same.map_or(Time(now), |old| old.last_transition_time.clone()),
+        };
+        ImagePrePullSettingsStatus {
+            observed_generation: self.generation,
+            nodes: tally.nodes(),
+            informed: tally.informed,
+            conditions: vec![ready],
+        }
+    }
+}

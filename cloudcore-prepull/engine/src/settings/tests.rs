@@ -1,0 +1,267 @@
+#![allow(clippy::unwrap_used)]
+
+use prepull_api::crd::EDGE_LABEL;
+use prepull_api::wire::Hello;
+use serde_json::{Value, json};
+
+use super::*;
+
+/// The settings of a fleet whose objects have what is asked to be written, as in a cluster.
+struct Fleet {
+    settings: FleetSettings,
+    nodes: BTreeMap<NodeName, NodeView>,
+    now: Timestamp,
+    sessions: u64,
+    /// The settings that each node got last, in this order.
+    sent: Vec<(String, NodeSettings)>,
+    stored: BTreeMap<String, ImagePrePullSettings>,
+}
+
+impl Fleet {
+    fn with_nodes(labels: &[(&str, &str)]) -> Self {
+        let node = |(name, site): &(&str, &str)| {
+            let labels = [(EDGE_LABEL, ""), ("site", site)];
+            let labels = labels.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+            (NodeName::from(*name), NodeView { name: NodeName::from(*name), labels, ready: true })
+        };
+        let mut settings = FleetSettings::default();
+        settings.handle(Input::All(Vec::new()));
+        let nodes = labels.iter().map(node).collect();
+        let now = Timestamp::UNIX_EPOCH;
+        Self { settings, nodes, now, sessions: 0, sent: Vec::new(), stored: BTreeMap::new() }
+    }
+
+    fn apply(&mut self, name: &str, spec: Value) {
+        let stored = self.stored.entry(name.to_owned()).or_insert_with(|| {
+            let mut object = ImagePrePullSettings::new(name, Default::default());
+            object.metadata.uid = Some(format!("uid-of-{name}"));
+            object
+        });
+        stored.spec = serde_json::from_value(spec).unwrap();
+        stored.metadata.generation = Some(stored.metadata.generation.unwrap_or(0) + 1);
+        self.settings.handle(Input::One(Box::new(stored.clone())));
+        self.settle();
+    }
+
+    fn remove(&mut self, name: &str) {
+        self.stored.remove(name);
+        self.settings.handle(Input::Gone(name.to_owned()));
+        self.settle();
+    }
+
+    fn connect(&mut self, node: &str, has: Option<NodeSettings>) -> SessionId {
+        self.sessions += 1;
+        let session = SessionId(self.sessions);
+        let hello = Box::new(Hello { settings: has, ..Hello::default() });
+        self.settings.hear(&SessionEvent::Up { node: NodeName::from(node), session, hello });
+        self.settle();
+        session
+    }
+
+    fn confirm(&mut self, node: &str, session: SessionId, settings: NodeSettings) {
+        let message = EdgeMessage::Configured { settings, windows: Vec::new() };
+        self.settings.hear(&SessionEvent::Message { node: NodeName::from(node), session, message });
+        self.settle();
+    }
+
+    fn relabel(&mut self, node: &str, site: &str) {
+        let node = NodeName::from(node);
+        self.nodes.get_mut(&node).unwrap().labels.insert("site".to_owned(), site.to_owned());
+        self.settings.relabel(&node);
+        self.settle();
+    }
+
+    fn settle(&mut self) {
+        for _ in 0..4 {
+            for action in self.settings.flush(&self.nodes, self.now) {
+                match action {
+                    Action::Configure(node, CloudMessage::Settings(settings)) => {
+                        self.sent.push((node.to_string(), settings));
+                    }
+                    Action::Configure(_, other) => panic!("{other:?}"),
+                    Action::WriteStatus(id, status) => {
+                        let object = self.stored.get_mut(&id.name).unwrap();
+                        object.status = Some(*status);
+                        self.settings.handle(Input::One(Box::new(object.clone())));
+                    }
+                }
+            }
+            self.now = self.settings.next_wakeup().unwrap_or(self.now).max(self.now);
+        }
+        assert_eq!(self.settings.next_wakeup(), None, "the statuses settle");
+    }
+
+    fn take_sent(&mut self) -> Vec<(String, NodeSettings)> {
+        std::mem::take(&mut self.sent)
+    }
+
+    /// The condition Ready in short, after the numbers.
+    fn status(&self, name: &str) -> String {
+        let status = self.stored[name].status.clone().unwrap();
+        let [ready] = &status.conditions[..] else { panic!("{status:?}") };
+        let Condition { status: is, reason, message, .. } = ready;
+        format!("{}/{} {is} {reason}: {message}", status.informed, status.nodes)
+    }
+}
+
+fn rate(kib: u64) -> NodeSettings {
+    NodeSettings { max_download_rate: std::num::NonZeroU64::new(kib << 10), ..NodeSettings::default() }
+}
+
+fn to(node: &str, settings: NodeSettings) -> (String, NodeSettings) {
+    (node.to_owned(), settings)
+}
+
+#[test]
+fn a_node_gets_what_chooses_it() {
+    let mut fleet = Fleet::with_nodes(&[("a", "north"), ("b", "south"), ("c", "north")]);
+    let none = Some(NodeSettings::default());
+    let a = fleet.connect("a", none.clone());
+    fleet.connect("b", none.clone());
+    assert_eq!(fleet.take_sent(), []);
+    fleet.apply(
+        "north",
+        json!({ "labelSelector": { "matchLabels": { "site": "north" } }, "maxDownloadRate": "64Ki" }),
+    );
+    assert_eq!(fleet.take_sent(), [to("a", rate(64))]);
+    assert_eq!(
+        fleet.status("north"),
+        "0/2 False Waiting: 1 node has not confirmed it yet; 1 node is not connected, and gets it then"
+    );
+    fleet.confirm("a", a, rate(64));
+    assert_eq!(fleet.status("north"), "1/2 True InForce: 1 node is not connected, and gets it then");
+    // It has them from an earlier session.
+    fleet.connect("c", Some(rate(64)));
+    assert_eq!((fleet.take_sent(), fleet.status("north")), (vec![], "2/2 True InForce: ".to_owned()));
+    fleet.relabel("b", "north");
+    assert_eq!(fleet.take_sent(), [to("b", rate(64))]);
+    fleet.relabel("b", "south");
+    assert_eq!(fleet.take_sent(), [to("b", NodeSettings::default())]);
+    fleet.remove("north");
+    assert_eq!(fleet.take_sent(), [to("a", NodeSettings::default()), to("c", NodeSettings::default())]);
+}
+
+#[test]
+fn later_names_override_earlier_ones() {
+    let mut fleet = Fleet::with_nodes(&[("a", "north")]);
+    fleet.connect("a", Some(NodeSettings::default()));
+    fleet.apply("20-a", json!({ "nodeNames": ["a"], "maxDownloadRate": "64Ki" }));
+    fleet.apply("10-all", json!({ "labelSelector": {}, "maxDownloadRate": "1Ki", "makeRoom": true }));
+    let sent = fleet.take_sent();
+    let both = NodeSettings { make_room: Some(true), ..rate(64) };
+    assert_eq!(sent, [to("a", rate(64)), to("a", both)]);
+}
+
+#[test]
+fn an_invalid_object_leaves_its_nodes_as_they_are() {
+    let mut fleet = Fleet::with_nodes(&[("a", "north"), ("b", "south")]);
+    fleet.apply("cap", json!({ "nodeNames": ["a"], "maxDownloadRate": "64Ki" }));
+    let none = Some(NodeSettings::default());
+    let a = fleet.connect("a", none.clone());
+    fleet.confirm("a", a, rate(64));
+    fleet.connect("b", none);
+    fleet.take_sent();
+    for (spec, problem) in [
+        (
+            json!({ "nodeNames": ["a"], "maxDownloadRate": "64" }),
+            "spec.maxDownloadRate: \"64\" is not a rate",
+        ),
+        (json!({ "nodeNames": ["a"], "imageGcHighThreshold": 101 }), "spec.imageGcHighThreshold: 101 is not"),
+        (
+            json!({ "nodeNames": ["a"], "windows": [{ "start": "01:00", "duration": "1h", "timeZone": "Mars" }] }),
+            "spec.windows[0].timeZone: \"Mars\" is not a time zone",
+        ),
+        (json!({}), "spec: neither nodeNames nor labelSelector is set"),
+        (
+            json!({ "labelSelector": { "matchExpressions": [{ "key": "a", "operator": "Is" }] } }),
+            "spec.labelSelector: ",
+        ),
+    ] {
+        fleet.apply("cap", spec);
+        let status = fleet.status("cap");
+        assert!(status.starts_with(&format!("0/0 False Invalid: {problem}")), "{status}");
+        assert!(status.ends_with("; the nodes keep what they have"), "{status}");
+        assert_eq!(fleet.take_sent(), [], "{problem}");
+    }
+    fleet.apply("cap", json!({ "nodeNames": ["a"], "maxDownloadRate": "32Ki" }));
+    assert_eq!(fleet.take_sent(), [to("a", rate(32))]);
+}
+
+#[test]
+fn an_old_agent_is_named() {
+    let mut fleet = Fleet::with_nodes(&[("a", "north")]);
+    fleet.connect("a", None);
+    fleet.apply("cap", json!({ "labelSelector": {}, "maxDownloadRate": "64Ki" }));
+    assert_eq!(fleet.take_sent(), []);
+    let expected =
+        "0/1 False AgentTooOld: 1 node has an agent that knows no settings: update edgecore-prepull";
+    assert_eq!(fleet.status("cap"), expected);
+    fleet.connect("a", Some(NodeSettings::default()));
+    assert_eq!(fleet.take_sent(), [to("a", rate(64))]);
+}
+
+#[test]
+fn a_node_that_is_no_edge_is_not_chosen() {
+    let mut fleet = Fleet::with_nodes(&[("a", "north")]);
+    fleet.nodes.get_mut(&NodeName::from("a")).unwrap().labels.remove(EDGE_LABEL);
+    fleet.connect("a", Some(NodeSettings::default()));
+    fleet.apply("cap", json!({ "nodeNames": ["a"], "maxDownloadRate": "64Ki" }));
+    assert_eq!(
+        (fleet.take_sent(), fleet.status("cap")),
+        (vec![], "0/0 True NoNodes: no edge node is chosen".to_owned())
+    );
+}
+
+#[test]
+fn what_was_sent_is_not_sent_again_in_the_session() {
+    let mut fleet = Fleet::with_nodes(&[("a", "north")]);
+    fleet.apply("cap", json!({ "labelSelector": {}, "maxDownloadRate": "64Ki" }));
+    let a = fleet.connect("a", Some(NodeSettings::default()));
+    fleet.apply("cap", json!({ "labelSelector": {}, "maxDownloadRate": "32Ki" }));
+    assert_eq!(fleet.take_sent(), [to("a", rate(64)), to("a", rate(32))]);
+    // The answer to the first message.
+    fleet.confirm("a", a, rate(64));
+    assert!(fleet.status("cap").starts_with("0/1 False Waiting"), "{}", fleet.status("cap"));
+    fleet.confirm("a", a, rate(32));
+    assert_eq!(fleet.status("cap"), "1/1 True InForce: ");
+    assert_eq!(fleet.take_sent(), []);
+    // The message was lost with the session.
+    fleet.apply("cap", json!({ "labelSelector": {}, "maxDownloadRate": "16Ki" }));
+    fleet.connect("a", Some(rate(32)));
+    assert_eq!(fleet.take_sent(), [to("a", rate(16)), to("a", rate(16))]);
+}
+
+#[test]
+fn the_first_hundred_by_name_count() {
+    let mut fleet = Fleet::with_nodes(&[("a", "north")]);
+    fleet.connect("a", Some(NodeSettings::default()));
+    for index in 0..MAX_SETTINGS {
+        fleet.apply(&format!("{index:03}"), json!({ "nodeNames": ["other"] }));
+    }
+    fleet.apply("zzz", json!({ "nodeNames": ["a"], "maxDownloadRate": "64Ki" }));
+    assert_eq!(fleet.take_sent(), []);
+    assert!(fleet.status("zzz").contains("TooMany: there are more than 100"), "{}", fleet.status("zzz"));
+}
+
+#[test]
+fn a_status_that_does_not_come_back_is_written_again() {
+    let mut fleet = Fleet::with_nodes(&[]);
+    fleet.apply("cap", json!({ "labelSelector": {} }));
+    fleet.nodes.insert(
+        NodeName::from("a"),
+        NodeView {
+            name: NodeName::from("a"),
+            labels: [(EDGE_LABEL.to_owned(), String::new())].into(),
+            ready: true,
+        },
+    );
+    fleet.settings.relabel_all();
+    let mut writes = Vec::new();
+    while fleet.now < Timestamp::UNIX_EPOCH.after(Duration::from_secs(100)) {
+        fleet.now = fleet.settings.next_wakeup().unwrap().max(fleet.now);
+        let written = !fleet.settings.flush(&fleet.nodes, fleet.now).is_empty();
+        writes.extend(written.then(|| fleet.now.as_second()));
+    }
+    assert_eq!(writes.len(), 2, "{writes:?}");
+    assert!(writes[1] - writes[0] >= 60, "{writes:?}");
+}

@@ -1,0 +1,146 @@
+//! Settings of nodes from the cloud (`ImagePrePullSettings`), in force on real agents.
+
+use std::time::{Duration, Instant};
+
+use jiff::{Timestamp, ToSpan};
+use kube::api::{Api, DeleteParams, Patch, PatchParams};
+use prepull_api::crd::settings::{ImagePrePullSettings, ImagePrePullSettingsStatus};
+use prepull_e2e::prelude::*;
+use serde_json::{Value, json};
+
+const SIZE: u64 = 4 * MIB;
+/// The cap of the cloud, in bytes a second: below the node's own.
+const CAP: u64 = 512 * 1024;
+
+/// The objects of a site's cluster.
+struct Settings(Api<ImagePrePullSettings>);
+
+impl Settings {
+    async fn apply(&self, name: &str, spec: Value) -> Result<()> {
+        let object = json!({
+            "apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullSettings",
+            "metadata": { "name": name }, "spec": spec,
+        });
+        self.0.patch(name, &PatchParams::apply("test").force(), &Patch::Apply(&object)).await?;
+        Ok(())
+    }
+
+    async fn until(
+        &self,
+        what: &str,
+        name: &str,
+        is_met: impl Fn(&ImagePrePullSettingsStatus, &str) -> bool,
+    ) -> Result<()> {
+        eventually(what, SOON, async || {
+            let object = self.0.get_status(name).await?;
+            let status = object.status.unwrap_or_default();
+            let ready = status.conditions.iter().find(|condition| condition.type_ == "Ready");
+            let ready = ready.map(|ready| format!("{} {}: {}", ready.status, ready.reason, ready.message));
+            let is_current = Some(status.observed_generation) == object.metadata.generation;
+            let ready = ready.unwrap_or_default();
+            ensure!(is_current && is_met(&status, &ready), "{status:?}");
+            Ok(())
+        })
+        .await
+    }
+
+    async fn are_in_force(&self, name: &str) -> Result<()> {
+        self.until("the settings are in force", name, |status, ready| {
+            (status.nodes, status.informed, ready) == (1, 1, "True InForce: ")
+        })
+        .await
+    }
+}
+
+/// Waits until `edgecore-prepull status` has, or hasn't, this line.
+async fn says(node: &EdgeNode, line: &str, is_there: bool) -> Result<()> {
+    eventually("the box says it", SOON, async || {
+        let (_, text) = node.status().await?;
+        ensure!(text.contains(line) == is_there, "{line:?} in {text}");
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn settings_hold_for_running_tasks_and_restarts() -> Result<()> {
+    let mut site = Site::start().await?;
+    let settings = Settings(Api::all(site.cluster.client()));
+    let mut node = site.node("edge-1").await?.args(&["--max-download-rate", "2MiB"]).await?;
+    let (image, reference) = site.image("set", &[SIZE])?;
+    let layer = image.blobs().last().context("no layer")?;
+
+    // A group without the node, and one whose window is closed.
+    site.cluster.label_node("edge-1", "shop", Some("north")).await?;
+    let opens = Timestamp::now().checked_add(12.hours())?.strftime("%H:%M").to_string();
+    let night = json!({
+        "labelSelector": { "matchLabels": { "shop": "north" } }, "maxDownloadRate": "512Ki",
+        "windows": [{ "start": opens, "duration": "1h", "timeZone": "UTC" }],
+    });
+    settings
+        .apply(
+            "south",
+            json!({ "labelSelector": { "matchLabels": { "shop": "south" } }, "maxDownloadRate": "1Ki" }),
+        )
+        .await?;
+    settings.apply("north", night.clone()).await?;
+    settings.are_in_force("north").await?;
+    settings.until("no node is chosen", "south", |_, ready| ready.starts_with("True NoNodes")).await?;
+    let set = format!("the cloud has set: at most 512.00 KiB/s, windows {opens}+1h UTC");
+    says(&node, &set, true).await?;
+    let job = site.job("set").images([&reference]).on(["edge-1"]).timeout_seconds(300).apply().await?;
+    let waits = format!("waits for its window, opens at {opens} UTC");
+    job.until("the node waits", |status| {
+        status.node("edge-1").is_some_and(|node| node.reason.starts_with(&waits))
+    })
+    .await?;
+
+    // Neither a dead cloud nor a restart lifts them. Nor does a typing error, which the node keeps what it has under.
+    site.cloud.kill9()?;
+    node.kill9_agent()?;
+    node.restart_agent()?;
+    says(&node, &set, true).await?;
+    says(&node, "not connected", true).await?;
+    site.cloud.restart().await?;
+    settings.apply("north", json!({ "labelSelector": { "matchLabels": { "shop": "north" } }, "windows": [{ "start": "01:00", "duration": "1h", "timeZone": "Mars" }] })).await?;
+    let invalid = "False Invalid: spec.windows[0].timeZone: \"Mars\" is not a time zone";
+    settings.until("the mistake is named", "north", |_, ready| ready.starts_with(invalid)).await?;
+    says(&node, &set, true).await?;
+    assert_eq!(site.link.bytes_of(layer), 0, "nothing is downloaded meanwhile");
+
+    // Without the window the job goes on, within the cap; and faster while it runs, once that is lifted.
+    let began = Instant::now();
+    settings
+        .apply(
+            "north",
+            json!({ "labelSelector": { "matchLabels": { "shop": "north" } }, "maxDownloadRate": "512Ki" }),
+        )
+        .await?;
+    site.link_carries(2 * MIB).await?;
+    let (took, capped) = (began.elapsed(), Duration::from_secs(2 * MIB / CAP));
+    ensure!(took > capped.mul_f64(0.8), "2 MiB in {took:?}, although the cap is 512 KiB/s");
+    site.cluster.label_node("edge-1", "shop", None).await?;
+    says(&node, "the cloud has set", false).await?;
+    job.completes().await?;
+    ensure!(node.has_image(&reference).await?);
+    settings.0.delete("south", &DeleteParams::default()).await?;
+    settings.until("the node has left", "north", |status, _| status.nodes == 0).await
+}
+
+#[tokio::test]
+async fn a_nodes_own_settings_are_the_upper_bound() -> Result<()> {
+    let site = Site::start().await?;
+    let settings = Settings(Api::all(site.cluster.client()));
+    let own = ["--max-download-rate", "512KiB", "--make-room=false"];
+    let node = site.node("edge-1").await?.args(&own).await?;
+    let (_, reference) = site.image("bounded", &[2 * MIB])?;
+    settings
+        .apply("fast", json!({ "nodeNames": ["edge-1"], "maxDownloadRate": "64Mi", "makeRoom": true }))
+        .await?;
+    settings.are_in_force("fast").await?;
+    let began = Instant::now();
+    site.job("bounded").images([&reference]).on(["edge-1"]).completes().await?;
+    let (took, capped) = (began.elapsed(), Duration::from_secs(2 * MIB / CAP));
+    ensure!(took > capped.mul_f64(0.8), "2 MiB in {took:?}, although the node's own cap is 512 KiB/s");
+    says(&node, "the cloud has set: at most 64.00 MiB/s, makes room", true).await
+}

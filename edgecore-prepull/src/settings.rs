@@ -1,0 +1,216 @@
+//! The settings in force: the node's own, and the cloud's within their bounds.
+//!
+//! ```text
+//!  CloudMessage::Settings ─▶ CloudSettings::take ─▶ InForce ─▶ buckets, room, clock
+//!                                    └─▶ settings.json ─▶ Configured
+//! ```
+//! The node's own settings are the upper bound: of each, the stricter is in force. What the cloud has set stays in force
+//! without a session and after a restart, until the cloud sets something else.
+
+use std::fs;
+use std::io;
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use indicatif::HumanBytes;
+use prepull_api::settings::NodeSettings;
+use prepull_window::write_window;
+use tokio::sync::watch;
+
+use crate::cloud::identity::replace_file;
+use crate::images::fetch::RoomRules;
+use crate::units::Percent;
+
+/// The file with the cloud's settings, in the state directory.
+const FILE: &str = "settings.json";
+
+/// What the node's own settings say of those that the cloud may set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Own {
+    /// Bytes a second that all pulls together may download.
+    pub(crate) max_download_rate: Option<NonZeroU64>,
+    /// Bytes a second that all neighbours together may read.
+    pub(crate) peer_max_upload_rate: Option<NonZeroU64>,
+    /// Limits for the free space, with the defaults.
+    pub(crate) room: RoomRules,
+    /// `--make-room`, if it's given.
+    pub(crate) make_room: Option<bool>,
+}
+
+/// What holds now. The windows are part of [`crate::tasks::agent::NodeClock`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct InForce {
+    /// Bytes a second that all pulls together may download.
+    pub(crate) max_download_rate: Option<NonZeroU64>,
+    /// Bytes a second that all neighbours together may read.
+    pub(crate) peer_max_upload_rate: Option<NonZeroU64>,
+    /// Limits for the free space.
+    pub(crate) room: RoomRules,
+}
+
+impl Own {
+    /// The stricter of each.
+    fn with(&self, cloud: &NodeSettings) -> InForce {
+        let lower = |own: Option<NonZeroU64>, cloud| own.into_iter().chain(cloud).min();
+        let threshold = cloud.image_gc_high_threshold.map_or(self.room.gc_high_threshold, |percent| {
+            Percent(u32::from(percent).min(self.room.gc_high_threshold.0))
+        });
+        let make_room = self.make_room != Some(false) && cloud.make_room.unwrap_or(self.room.make_room);
+        InForce {
+            max_download_rate: lower(self.max_download_rate, cloud.max_download_rate),
+            peer_max_upload_rate: lower(self.peer_max_upload_rate, cloud.peer_max_upload_rate),
+            room: RoomRules { gc_high_threshold: threshold, make_room, ..self.room },
+        }
+    }
+}
+
+#[cfg(test)]
+impl Own {
+    /// No limits, and the defaults.
+    pub(crate) fn unlimited() -> Self {
+        let room = crate::images::fetch::FetchSettings::default().room;
+        Self { max_download_rate: None, peer_max_upload_rate: None, room, make_room: None }
+    }
+}
+
+/// The cloud's settings for this node.
+#[derive(Debug)]
+pub(crate) struct CloudSettings {
+    path: PathBuf,
+    own: Own,
+    cloud: Mutex<NodeSettings>,
+    in_force: watch::Sender<InForce>,
+    /// Held while the file is written: the last one to come must be the last one that's written.
+    writing: Mutex<()>,
+}
+
+impl CloudSettings {
+    /// With what the cloud has set before. A file that can't be read counts as none: the cloud compares in each session.
+    pub(crate) fn load(state_dir: &Path, own: Own) -> Self {
+        let path = state_dir.join(FILE);
+        let read = match fs::read(&path) {
+            Ok(text) => serde_json::from_slice(&text).map_err(io::Error::from),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(NodeSettings::default()),
+            Err(error) => Err(error),
+        };
+        let cloud = read.unwrap_or_else(|error| {
+            tracing::warn!(file = %path.display(), %error, "the cloud's settings for this node are not readable; it sends them again");
+            NodeSettings::default()
+        });
+        let in_force = watch::Sender::new(own.with(&cloud));
+        Self { path, own, cloud: Mutex::new(cloud), in_force, writing: Mutex::default() }
+    }
+
+    /// What the cloud has set last.
+    pub(crate) fn of_cloud(&self) -> NodeSettings {
+        self.cloud.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What holds now, and from now on.
+    pub(crate) fn watch(&self) -> watch::Receiver<InForce> {
+        self.in_force.subscribe()
+    }
+
+    /// Puts settings of the cloud in force.
+    pub(crate) fn take(&self, cloud: NodeSettings) {
+        self.in_force.send_replace(self.own.with(&cloud));
+        *self.cloud.lock().unwrap_or_else(PoisonError::into_inner) = cloud;
+    }
+
+    /// Writes what the cloud has set last, so that it survives a power cut, and returns it. Blocks.
+    ///
+    /// # Errors
+    /// The file can't be written. The settings are in force until the next restart.
+    pub(crate) fn store(&self) -> (NodeSettings, io::Result<()>) {
+        let _turn = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let cloud = self.of_cloud();
+        let written = serde_json::to_vec(&cloud).map_err(io::Error::from);
+        let written = written.and_then(|text| replace_file(&self.path, &text, 0o600));
+        (cloud, written)
+    }
+}
+
+/// Settings of the cloud in words, for a log and for people at the box.
+pub(crate) fn describe_settings(settings: &NodeSettings) -> String {
+    let NodeSettings { max_download_rate, peer_max_upload_rate, windows, image_gc_high_threshold, make_room } =
+        settings;
+    let rate = |what: &str, rate: &Option<NonZeroU64>| {
+        rate.map(|rate| format!("{what} {}/s", HumanBytes(rate.get())))
+    };
+    let windows: Vec<_> = windows.iter().map(write_window).collect();
+    let parts = [
+        rate("at most", max_download_rate),
+        rate("uploads at most", peer_max_upload_rate),
+        (!windows.is_empty()).then(|| format!("windows {}", windows.join("; "))),
+        image_gc_high_threshold.map(|percent| format!("disk at most {percent}% full")),
+        make_room.map(|makes| if makes { "makes room" } else { "makes no room" }.to_owned()),
+    ];
+    let parts: Vec<_> = parts.into_iter().flatten().collect();
+    if parts.is_empty() { "none".to_owned() } else { parts.join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn own(rate: Option<u64>, make_room: Option<bool>) -> Own {
+        let own = Own::unlimited();
+        let room = RoomRules { make_room: make_room.unwrap_or(false), ..own.room };
+        Own { max_download_rate: rate.and_then(NonZeroU64::new), room, make_room, ..own }
+    }
+
+    #[test]
+    fn the_stricter_is_in_force() {
+        let cloud = |rate: u64, threshold| NodeSettings {
+            max_download_rate: NonZeroU64::new(rate),
+            image_gc_high_threshold: threshold,
+            ..NodeSettings::default()
+        };
+        for (rate, cloud, expected) in [
+            (None, cloud(0, None), (None, 85)),
+            (None, cloud(5000, Some(70)), (Some(5000), 70)),
+            (Some(3000), cloud(5000, Some(95)), (Some(3000), 85)),
+            (Some(3000), cloud(2000, None), (Some(2000), 85)),
+        ] {
+            let in_force = own(rate, None).with(&cloud);
+            let rate = in_force.max_download_rate.map(NonZeroU64::get);
+            assert_eq!((rate, in_force.room.gc_high_threshold.0), expected, "{cloud:?}");
+        }
+    }
+
+    #[test]
+    fn a_node_that_refuses_makes_no_room() {
+        let makes_room = |own_rule, make_room| {
+            own(None, own_rule).with(&NodeSettings { make_room, ..NodeSettings::default() }).room.make_room
+        };
+        for (own, cloud, expected) in [
+            (None, None, false),
+            (None, Some(true), true),
+            (Some(true), None, true),
+            (Some(true), Some(false), false),
+            (Some(false), Some(true), false),
+        ] {
+            assert_eq!(makes_room(own, cloud), expected, "own {own:?}, cloud {cloud:?}");
+        }
+    }
+
+    #[test]
+    fn settings_survive_a_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        let set = NodeSettings { max_download_rate: NonZeroU64::new(4096), ..NodeSettings::default() };
+        let before = CloudSettings::load(dir.path(), own(None, None));
+        let changes = before.watch();
+        before.take(set.clone());
+        assert!(changes.has_changed().unwrap());
+        let (stored, written) = before.store();
+        written.unwrap();
+        let after = CloudSettings::load(dir.path(), own(None, None));
+        assert_eq!((after.of_cloud(), &stored), (set.clone(), &set));
+        assert_eq!(after.watch().borrow_and_update().max_download_rate, NonZeroU64::new(4096));
+        fs::write(dir.path().join(FILE), "{").unwrap();
+        assert!(CloudSettings::load(dir.path(), own(None, None)).of_cloud().is_empty());
+    }
+}
