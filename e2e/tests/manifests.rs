@@ -205,7 +205,7 @@ fn is_restricted(pod: &PodSpec) -> bool {
 async fn the_cloud_side_renders_each_choice() -> Result<()> {
     let cluster = Cluster::start().await?;
     let plain = Rendered::of(&cluster, &workspace().join(CLOUD)).await?;
-    assert_eq!(plain.all("CustomResourceDefinition").len(), 2);
+    assert_eq!(plain.all("CustomResourceDefinition").len(), 3);
     assert_eq!(plain.variable("PREPULL_ADVERTISE")?.as_deref(), Some("cloudcore.example"));
     assert_eq!(plain.variable("PREPULL_REQUIRE_SECRET_CONSENT")?.as_deref(), Some("true"));
     assert_eq!(plain.variable("PREPULL_ENABLE_KRUISE_API")?, None);
@@ -230,7 +230,7 @@ async fn the_cloud_side_renders_each_choice() -> Result<()> {
             }
             "kruise" => {
                 assert_eq!(variable("PREPULL_ENABLE_KRUISE_API")?.as_deref(), Some("true"));
-                assert_eq!(chosen.all("CustomResourceDefinition").len(), 5);
+                assert_eq!(chosen.all("CustomResourceDefinition").len(), 6);
             }
             "metrics-secure" => {
                 assert_eq!(variable("PREPULL_METRICS_SECURE")?.as_deref(), Some("true"));

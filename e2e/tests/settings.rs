@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use jiff::{Timestamp, ToSpan};
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use prepull_api::crd::settings::{ImagePrePullSettings, ImagePrePullSettingsStatus};
+use prepull_e2e::parts;
 use prepull_e2e::prelude::*;
 use serde_json::{Value, json};
 
@@ -70,7 +71,7 @@ async fn settings_hold_for_running_tasks_and_restarts() -> Result<()> {
     let (image, reference) = site.image("set", &[SIZE])?;
     let layer = image.blobs().last().context("no layer")?;
 
-    // A group without the node, and one whose window is closed.
+    // A group without the node, and one with a closed window.
     site.cluster.label_node("edge-1", "shop", Some("north")).await?;
     let opens = Timestamp::now().checked_add(12.hours())?.strftime("%H:%M").to_string();
     let night = json!({
@@ -142,5 +143,24 @@ async fn a_nodes_own_settings_are_the_upper_bound() -> Result<()> {
     site.job("bounded").images([&reference]).on(["edge-1"]).completes().await?;
     let (took, capped) = (began.elapsed(), Duration::from_secs(2 * MIB / CAP));
     ensure!(took > capped.mul_f64(0.8), "2 MiB in {took:?}, although the node's own cap is 512 KiB/s");
-    says(&node, "the cloud has set: at most 64.00 MiB/s, makes room", true).await
+    says(&node, "the cloud has set: at most 64.00 MiB/s, makes room", true).await?;
+
+    // The sample applies as it is, and overrides by its name what is earlier.
+    let sample = parts::workspace().join("manifests/samples/settings.yaml");
+    let sample = sample.to_str().context("the path of the sample")?;
+    site.cluster.label_node("edge-1", "site", Some("shop")).await?;
+    settings.apply("10-all", json!({ "labelSelector": {}, "maxDownloadRate": "64Mi" })).await?;
+    settings.0.delete("fast", &DeleteParams::default()).await?;
+    site.cluster.kubectl(&["apply", "-f", sample]).await?;
+    settings.are_in_force("50-shops").await?;
+    says(
+        &node,
+        "at most 2.00 MiB/s, uploads at most 10.00 MiB/s, windows 22:00+6h Node, disk at most 80% full",
+        true,
+    )
+    .await?;
+    let listed = site.cluster.kubectl(&["get", "ipps", "50-shops"]).await?;
+    let row: Vec<_> = listed.lines().last().unwrap_or_default().split_whitespace().take(4).collect();
+    assert_eq!(row, ["50-shops", "1", "1", "True"], "{listed}");
+    Ok(())
 }

@@ -21,6 +21,7 @@ use crate::images::fetch::{
 use crate::images::kubelet::DEFAULT_KUBELET_DIR;
 use crate::images::providers::ProviderSettings;
 use crate::images::runtime::RuntimeEndpoint;
+use crate::settings::Own;
 pub use crate::units::{Amount, Percent};
 pub(crate) use values::{DownloadWindow, Listen, MaxTasks, Patience, PeerAddressText, Rate};
 
@@ -175,6 +176,18 @@ pub(crate) struct Effective {
     pub(crate) kubelet_dir: PathBuf,
     /// The node's credential providers.
     pub(crate) providers: ProviderSettings,
+}
+
+impl Effective {
+    /// The upper bounds of what the cloud may set.
+    pub(crate) fn own(&self) -> Own {
+        Own {
+            max_download_rate: self.fetch.max_rate,
+            peer_max_upload_rate: self.peers.max_upload_rate.map(|Rate(rate)| rate),
+            room: self.fetch.room,
+            make_room: self.makes_room,
+        }
+    }
 }
 
 /// How layers are shared with the neighbours of the site.

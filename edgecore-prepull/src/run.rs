@@ -15,6 +15,7 @@ use prepull_program::{log, process};
 use prepull_registry::Proxies;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -30,16 +31,17 @@ use crate::commands::install::machine::{find_init, is_packaged};
 use crate::commands::install::places::Places;
 use crate::commands::install::plan::Init;
 use crate::commands::{install, pull, status, uninstall, upgrade};
-use crate::config::{Effective, Listen, MaxTasks, Rate, Settings};
+use crate::config::{Effective, Listen, MaxTasks, Settings};
 use crate::images::fetch::{Fetching, Neighbourhood};
 use crate::images::providers::{Providers, Stderr};
 use crate::images::puller::Puller;
 use crate::images::puller::cri::CriPuller;
 use crate::images::runtime::RuntimeEndpoint;
-use crate::images::site::{self, Hub};
+use crate::images::site::Hub;
+use crate::images::site::server::Server;
 use crate::metrics::Metrics;
 use crate::node_clock::node_clock;
-use crate::settings::{CloudSettings, InForce, Own};
+use crate::settings::{CloudSettings, InForce};
 use crate::tasks::ledger::Ledger;
 use crate::tasks::node::{Node, NodeConfig, Recorder};
 use crate::upgrade::{Launched, Obstacles, Upgrades, launch, relaunch};
@@ -134,6 +136,7 @@ enum Ended {
 
 /// Starts the parts of the agent, waits for a signal or for the end of a part, and stops the others.
 async fn run_until_stopped(settings: Effective) -> anyhow::Result<Ended> {
+    let own = settings.own();
     let Effective {
         state_dir,
         tunnel_urls,
@@ -144,7 +147,7 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<Ended> {
         parallel_pulls,
         download_windows,
         limits,
-        makes_room,
+        makes_room: _,
         fetch,
         peers,
         kubelet_dir,
@@ -156,12 +159,6 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<Ended> {
     check_urls(&tunnel_urls, &enroll_urls)?;
     let clock = node_clock(download_windows)?;
     let identity = Identity::load(&state_dir)?;
-    let own = Own {
-        max_download_rate: fetch.max_rate,
-        peer_max_upload_rate: peers.max_upload_rate.map(|Rate(rate)| rate),
-        room: fetch.room,
-        make_room: makes_room,
-    };
     let settings = Arc::new(CloudSettings::load(&state_dir, own));
     let (tunnel_urls, enroll_urls) = fill_in_urls(tunnel_urls, enroll_urls, &state_dir)?;
     let endpoint = runtime_endpoint.unwrap_or_else(RuntimeEndpoint::in_the_usual_places);
@@ -180,16 +177,20 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<Ended> {
     let neighbourhood = Neighbourhood { hub: hub.clone(), identity: identity.clone() };
     let puller = Fetching::over_cri(CriPuller::new(endpoint), fetch).counted_in(metrics.clone());
     let puller = Arc::new(puller.shared_with(neighbourhood).with_clock(identity.clock().clone()));
-    tasks.spawn(keep_in_force(settings.watch(), puller.clone(), shutdown.clone()));
+    let limited = puller.clone();
+    tasks.spawn(follow(settings.watch(), shutdown.clone(), move |now| {
+        limited.bucket().set_rate(now.max_download_rate);
+        limited.set_room(now.room);
+    }));
     let mut peer_port = None;
     if let Some(listener) = listen("--peer-listen", peers.listen).await? {
         let address = listener.local_addr()?;
         info!(%address, "the neighbours of the site can read layers");
         peer_port = Some(address.port());
-        let rates = settings.watch();
-        let server =
-            site::server::Server::new(hub.clone(), identity.clone(), puller.store(), metrics.clone());
-        tasks.spawn(keep_upload_rate(rates, server.clone(), shutdown.clone()));
+        let server = Server::new(hub.clone(), identity.clone(), puller.store(), metrics.clone());
+        let limited = server.clone();
+        let apply = move |now: &InForce| limited.bucket().set_rate(now.peer_max_upload_rate);
+        tasks.spawn(follow(settings.watch(), shutdown.clone(), apply));
         tasks.spawn(server.serve(listener, shutdown.clone()));
     }
     let peer_address = peers.address(peer_port);
@@ -225,7 +226,21 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<Ended> {
     let tunnel = tasks.spawn(dialler.instrument(info_span!("tunnel")));
     tasks.close();
 
-    let ended = tokio::select! {
+    let ended = wait_for_end(&asked, tunnel, node).await;
+    shutdown.cancel();
+    if timeout(DRAIN, tasks.wait()).await.is_err() {
+        warn!("some parts did not stop within {DRAIN:?}");
+    }
+    ended
+}
+
+/// Waits for a signal, for another version to try, or for a part that has ended.
+async fn wait_for_end(
+    asked: &Upgrades,
+    tunnel: JoinHandle<Result<(), BadUrl>>,
+    node: JoinHandle<()>,
+) -> anyhow::Result<Ended> {
+    tokio::select! {
         signal = wait_for_termination() => {
             signal.map(|signal| {
                 info!(signal, "stopping; running tasks continue after the next start");
@@ -244,50 +259,25 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<Ended> {
             Ok(()) => Err(anyhow!("the agent ended")),
             Err(error) => Err(anyhow!("the agent died: {error}")),
         },
-    };
-    shutdown.cancel();
-    if timeout(DRAIN, tasks.wait()).await.is_err() {
-        warn!("some parts did not stop within {DRAIN:?}");
     }
-    ended
 }
 
-/// Keeps downloads within the settings in force, as they change.
-async fn keep_in_force(
+/// Applies the settings in force, and those that follow.
+async fn follow(
     mut settings: watch::Receiver<InForce>,
-    puller: Arc<Fetching<CriPuller>>,
     shutdown: CancellationToken,
+    apply: impl Fn(&InForce),
 ) {
-    let keeping = async {
+    let following = async {
         loop {
-            let InForce { max_download_rate, peer_max_upload_rate: _, room } =
-                settings.borrow_and_update().clone();
-            puller.bucket().set_rate(max_download_rate);
-            puller.set_room(room);
+            apply(&settings.borrow_and_update());
             // The sender lives as long as the node.
             if settings.changed().await.is_err() {
                 return;
             }
         }
     };
-    let _ = shutdown.run_until_cancelled(keeping).await;
-}
-
-/// Keeps what neighbours may read within the settings in force, as they change.
-async fn keep_upload_rate(
-    mut settings: watch::Receiver<InForce>,
-    server: Arc<site::server::Server>,
-    shutdown: CancellationToken,
-) {
-    let keeping = async {
-        loop {
-            server.bucket().set_rate(settings.borrow_and_update().peer_max_upload_rate);
-            if settings.changed().await.is_err() {
-                return;
-            }
-        }
-    };
-    let _ = shutdown.run_until_cancelled(keeping).await;
+    let _ = shutdown.run_until_cancelled(following).await;
 }
 
 /// What keeps tasks from upgrading this agent.

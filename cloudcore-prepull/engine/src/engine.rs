@@ -268,7 +268,7 @@ impl Engine {
         use controller::Input as Prepull;
         match input {
             Prepull::Nodes(_) => self.settings.relabel_all(),
-            // A Node says every few minutes that it's Ready.
+            // A Node changes every few minutes without another label.
             Prepull::Node(node) => {
                 let known = self.prepull.nodes_by_name().get(&node.name);
                 if known.is_none_or(|known| known.labels != node.labels) {

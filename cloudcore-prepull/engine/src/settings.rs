@@ -20,7 +20,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use prepull_api::crd::settings::{ImagePrePullSettings, ImagePrePullSettingsStatus};
 use prepull_api::settings::NodeSettings;
 use prepull_api::task::{JobUid, NodeName};
-use prepull_api::wire::{CloudMessage, EdgeMessage};
+use prepull_api::wire::EdgeMessage;
 use serde::{Deserialize, Serialize};
 
 use crate::shared::node_view::NodeView;
@@ -53,7 +53,7 @@ pub enum Input {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Send a node its settings.
-    Configure(NodeName, CloudMessage),
+    Configure(NodeName, NodeSettings),
     /// Replace the status of an object.
     WriteStatus(ObjectId, Box<ImagePrePullSettingsStatus>),
 }
@@ -225,7 +225,9 @@ impl FleetSettings {
             }
             Changed::All => {
                 let connected: Vec<_> = self.agents.keys().filter_map(|name| nodes.get(name)).collect();
-                connected.into_iter().for_each(|node| self.configure(node, &mut actions));
+                for node in connected {
+                    self.configure(node, &mut actions);
+                }
             }
         }
         if self.next_wakeup().is_some_and(|due| due <= now) {
@@ -246,7 +248,7 @@ impl FleetSettings {
         let Some(has) = &agent.has else { return };
         if agent.sent.as_ref().unwrap_or(has).as_ref() != &wanted {
             agent.sent = Some(Arc::new(wanted.clone()));
-            actions.push(Action::Configure(node.name.clone(), CloudMessage::Settings(wanted)));
+            actions.push(Action::Configure(node.name.clone(), wanted));
         }
     }
 

@@ -13,7 +13,7 @@ use prepull_api::edges::sites::SiteList;
 use prepull_api::failure::FailureCode;
 use prepull_api::selector::Selector;
 use prepull_api::task::{NodeName, TaskOutcome, TaskResult};
-use prepull_api::wire::{EdgeMessage, truncate_reason};
+use prepull_api::wire::{CloudMessage, EdgeMessage, truncate_reason};
 use prepull_engine::engine::{Action, Engine, Input, Listed};
 use prepull_engine::prepull::controller;
 use prepull_engine::settings;
@@ -257,12 +257,12 @@ impl Core {
         match action {
             Action::Prepull(action) => self.act_for_job(action),
             Action::Kruise(action) => self.act_for_kruise(action),
-            Action::Settings(settings::Action::Configure(node, message)) => {
+            Action::Settings(settings::Action::Configure(node, settings)) => {
                 if self.sessions.may_log(&node) {
                     info!(%node, "sends the settings of the node");
                 }
                 // What is lost with a session is said again in the next one.
-                _ = self.sessions.send(&node, message);
+                _ = self.sessions.send(&node, CloudMessage::Settings(settings));
             }
             Action::Settings(settings::Action::WriteStatus(id, status)) => {
                 let writer = self.settings_writer.clone();

@@ -19,7 +19,7 @@ use super::download::WindowSpec;
     singular = "imageprepullsettings",
     shortname = "ipps",
     status = "ImagePrePullSettingsStatus",
-    doc = "Settings of the agents on some edge nodes. What a node's own configuration says is the upper bound: of each setting, the stricter is in force. Where several choose a node, those that are later by name override earlier ones, setting by setting.",
+    doc = "Settings of the agents on some edge nodes. A node's own configuration is the upper bound: of each setting, the stricter is in force. Where several choose a node, those that are later by name override earlier ones, setting by setting.",
     derive = "Default",
     derive = "PartialEq",
     printcolumn = r#"{"name":"Nodes","type":"integer","jsonPath":".status.nodes"}"#,
@@ -55,12 +55,12 @@ pub struct ImagePrePullSettingsSpec {
     #[schemars(length(max = 16))]
     pub windows: Vec<WindowSpec>,
     /// How full the image file system may become by a pull, in percent. Unset: the node's own threshold, which is 85 unless
-    /// its configuration says otherwise.
+    /// its configuration has another.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 100))]
     pub image_gc_high_threshold: Option<i64>,
     /// Whether images that nothing needs are removed where one to be pulled doesn't fit otherwise. A node with makeRoom:
-    /// false in its own configuration never removes any. Unset: as the node's configuration says.
+    /// false in its own configuration never removes any. Unset: as in the node's configuration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub make_room: Option<bool>,
 }
@@ -90,8 +90,9 @@ pub fn crd() -> CustomResourceDefinition {
         if let Some(root) = version.schema.as_mut().and_then(|schema| schema.open_api_v3_schema.as_mut()) {
             remove_empty_defaults(root);
             replace_unsigned_formats(root);
-            let status = root.properties.iter_mut().flatten().find(|(name, _)| *name == "status");
-            status.into_iter().for_each(|(_, status)| remove_all_defaults(status));
+            if let Some(status) = root.properties.as_mut().and_then(|all| all.get_mut("status")) {
+                remove_all_defaults(status);
+            }
         }
     }
     crd

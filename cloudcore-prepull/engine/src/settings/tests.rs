@@ -1,12 +1,13 @@
 #![allow(clippy::unwrap_used)]
 
 use prepull_api::crd::EDGE_LABEL;
+use prepull_api::crd::settings::ImagePrePullSettingsSpec;
 use prepull_api::wire::Hello;
 use serde_json::{Value, json};
 
 use super::*;
 
-/// The settings of a fleet whose objects have what is asked to be written, as in a cluster.
+/// The settings of a fleet, and the objects with the statuses that were written.
 struct Fleet {
     settings: FleetSettings,
     nodes: BTreeMap<NodeName, NodeView>,
@@ -33,7 +34,7 @@ impl Fleet {
 
     fn apply(&mut self, name: &str, spec: Value) {
         let stored = self.stored.entry(name.to_owned()).or_insert_with(|| {
-            let mut object = ImagePrePullSettings::new(name, Default::default());
+            let mut object = ImagePrePullSettings::new(name, ImagePrePullSettingsSpec::default());
             object.metadata.uid = Some(format!("uid-of-{name}"));
             object
         });
@@ -75,10 +76,7 @@ impl Fleet {
         for _ in 0..4 {
             for action in self.settings.flush(&self.nodes, self.now) {
                 match action {
-                    Action::Configure(node, CloudMessage::Settings(settings)) => {
-                        self.sent.push((node.to_string(), settings));
-                    }
-                    Action::Configure(_, other) => panic!("{other:?}"),
+                    Action::Configure(node, settings) => self.sent.push((node.to_string(), settings)),
                     Action::WriteStatus(id, status) => {
                         let object = self.stored.get_mut(&id.name).unwrap();
                         object.status = Some(*status);

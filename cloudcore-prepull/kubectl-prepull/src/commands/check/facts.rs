@@ -45,6 +45,7 @@ pub(super) struct Facts {
     pub(super) served: Read<bool>,
     pub(super) jobs: Read<Option<CustomResourceDefinition>>,
     pub(super) reports: Read<Option<CustomResourceDefinition>>,
+    pub(super) settings: Read<Option<CustomResourceDefinition>>,
     pub(super) missing: Read<Vec<&'static Right>>,
     pub(super) lease: Read<Option<Lease>>,
     pub(super) pods: Read<Vec<Pod>>,
@@ -102,11 +103,13 @@ pub(super) async fn read(cluster: &Cluster, system: &SystemArgs) -> anyhow::Resu
     let namespace = Some(system.system_namespace.as_str());
     let job = format!("imageprepulljobs.{GROUP}");
     let report = format!("imageprepullreports.{GROUP}");
-    let (clock, served, jobs, reports, missing, lease, pods, service, led_to) = futures::join!(
+    let settings = format!("imageprepullsettings.{GROUP}");
+    let (clock, served, jobs, reports, settings, missing, lease, pods, service, led_to) = futures::join!(
         clock(cluster),
         served(cluster),
         place.get(None, &job),
         place.get(None, &report),
+        place.get(None, &settings),
         missing(cluster, system),
         place.get::<Lease>(namespace, DOOR),
         pods(cluster, system),
@@ -136,6 +139,7 @@ pub(super) async fn read(cluster: &Cluster, system: &SystemArgs) -> anyhow::Resu
         served: served.map_err(said),
         jobs,
         reports,
+        settings,
         missing: missing.map_err(said),
         lease,
         pods: pods.map_err(said),

@@ -4,7 +4,7 @@ mod cloud;
 mod others;
 
 use jiff::{SignedDuration, Timestamp};
-use prepull_api::crd::{job, report};
+use prepull_api::crd::{job, report, settings};
 use serde::Serialize;
 
 use super::facts::{Edges, Facts};
@@ -67,9 +67,11 @@ fn cluster(facts: &Facts) -> Vec<Point> {
         ));
         return points;
     }
-    for (kind, ours, found) in
-        [("ImagePrePullJob", job::crd(), &facts.jobs), ("ImagePrePullReport", report::crd(), &facts.reports)]
-    {
+    for (kind, ours, found) in [
+        ("ImagePrePullJob", job::crd(), &facts.jobs),
+        ("ImagePrePullReport", report::crd(), &facts.reports),
+        ("ImagePrePullSettings", settings::crd(), &facts.settings),
+    ] {
         points.push(match found {
             Err(error) => Point::open(format!(
                 "whether the definition of {kind} is of this version is not known: {error}"

@@ -5,7 +5,7 @@ use jiff::SignedDuration;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, Time};
 use prepull_api::crd::kruise::crds;
-use prepull_api::crd::{job, report};
+use prepull_api::crd::{job, report, settings};
 use prepull_api::edges::{Edge, EdgeList};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -66,6 +66,7 @@ fn well() -> Facts {
         served: Ok(true),
         jobs: Ok(Some(job::crd())),
         reports: Ok(Some(report::crd())),
+        settings: Ok(Some(settings::crd())),
         missing: Ok(Vec::new()),
         lease: Ok(Some(lease("cloudcore-prepull-7d9f_x1", -2))),
         pods: Ok(vec![
@@ -100,6 +101,7 @@ fn ill() -> Facts {
         clock: Some(SignedDuration::from_secs(-400)),
         jobs: Ok(Some(object(old))),
         reports: Ok(None),
+        settings: Ok(None),
         lease: Ok(Some(lease("cloudcore-prepull-7d9f_x1", -4_000))),
         pods: Ok(vec![
             object(pod("cloudcore-prepull-7d9f", "False")),
@@ -146,6 +148,7 @@ fn unreadable_facts_are_open_points() {
         clock: None,
         jobs: refused(),
         reports: refused(),
+        settings: refused(),
         missing: refused(),
         lease: refused(),
         pods: refused(),

@@ -3,6 +3,7 @@
 use prepull_api::crd::status::NodeClock;
 use prepull_api::download::Window;
 use prepull_api::failure::FailureCode;
+use prepull_api::settings::NodeSettings;
 use prepull_window::parse_window;
 use serde_json::Value;
 
@@ -269,7 +270,7 @@ fn no_edge_lengthens_the_time_it_has() {
 fn a_node_starts_by_the_windows_that_it_reports_last() {
     let (mut world, nodes) = fleet(1);
     let configured = |windows: &[&str]| EdgeMessage::Configured {
-        settings: Default::default(),
+        settings: NodeSettings::default(),
         windows: windows.iter().map(|text| parse_window(text).unwrap()).collect(),
     };
     world.says("n0", configured(&["14:30+1h UTC"]));
