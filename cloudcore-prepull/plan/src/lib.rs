@@ -298,7 +298,7 @@ impl Request<'_> {
                         ((Arc::as_ptr(node), platform), (keyed.of(node), platform.clone()))
                     })
                     .collect();
-                Some(Sizes::ask(self.sizes, distinct.into_values()).await)
+                Some(Sizes::ask(self.sizes, job.download.deltas, distinct.into_values()).await)
             }
             None => None,
         };

@@ -4,9 +4,11 @@
 //! keys of the images, platforms of the nodes ─▶ questions, each once ─▶ ask ─▶ layers ─▶ sizes of images and of nodes
 //! ```
 //! A registry is asked as the agent of a node would ask it and with the same credentials, but by this machine. What a
-//! node has already is not known here: the sizes are those of a node that has nothing of its images.
+//! node has already is not known here: the sizes are those of a node that has nothing of its images. Where the registry
+//! has deltas, there's another size beside: that of a node with the image that the smallest delta is from.
 
 mod ask;
+mod deltas;
 #[cfg(test)]
 mod tests;
 
@@ -16,6 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prepull_api::credentials::RegistryCredential;
+use prepull_api::download::Deltas;
 use prepull_api::image::NormalizedReference;
 use prepull_api::task::PullPolicy;
 use prepull_api::wire::Key;
@@ -58,6 +61,9 @@ pub(super) struct ImageSize {
     pub(super) download_bytes: u64,
     /// Bytes of its layers when they are unpacked: about so many.
     pub(super) unpacked_bytes: u64,
+    /// Bytes to download with the smallest delta of the registry, if it has any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) delta_bytes: Option<u64>,
 }
 
 /// What all images of a node take together. Each layer counts once.
@@ -68,6 +74,9 @@ pub(super) struct NodeSize {
     pub(super) download_bytes: u64,
     /// Compressed and unpacked layers: both are on the disk while an image is unpacked.
     pub(super) disk_bytes: u64,
+    /// As `download_bytes`, with the smallest deltas of the registries, if there are any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) delta_bytes: Option<u64>,
     /// Images that are not counted, because their size is not known.
     #[serde(skip_serializing_if = "is_zero")]
     pub(super) unknown_images: usize,
@@ -104,6 +113,13 @@ struct Layer {
     digest: String,
     download: u64,
     unpacked: u64,
+    /// Bytes to download with the image's smallest delta; `download` without one.
+    by_delta: u64,
+}
+
+/// The sum with deltas, if it's another one.
+fn with_deltas(by_delta: u64, download: u64) -> Option<u64> {
+    (by_delta < download).then_some(by_delta)
 }
 
 /// The layers of an image for one platform, each once; or why they are not known.
@@ -118,6 +134,7 @@ impl Sizes {
     /// Asks the registries about these images for these platforms: each of them once, however often it is there.
     pub(super) async fn ask<'a>(
         args: &SizeArgs,
+        rule: Deltas,
         images: impl Iterator<Item = (&'a [Keyed<'a>], Platform)>,
     ) -> Self {
         let mut wanted: HashMap<Question, HashSet<Platform>> = HashMap::new();
@@ -126,32 +143,36 @@ impl Sizes {
                 wanted.entry(question).or_default().insert(platform.clone());
             }
         }
-        Self { answers: ask::ask_all(args, wanted).await }
+        Self { answers: ask::ask_all(args, rule != Deltas::Never, wanted).await }
     }
 
     pub(super) fn of_image(&self, image: &Keyed<'_>, platform: &Platform) -> Result<ImageSize, String> {
         let layers = self.layers(image, platform)?;
         let sum = |of: fn(&Layer) -> u64| layers.iter().map(of).fold(0, u64::saturating_add);
+        let download_bytes = sum(|layer| layer.download);
         Ok(ImageSize {
-            download_bytes: sum(|layer| layer.download),
+            download_bytes,
+            delta_bytes: with_deltas(sum(|layer| layer.by_delta), download_bytes),
             unpacked_bytes: sum(|layer| layer.unpacked),
         })
     }
 
     pub(super) fn of_node(&self, images: &[Keyed<'_>], platform: &Platform) -> NodeSize {
-        let (mut size, mut seen) = (NodeSize::default(), HashSet::new());
+        let (mut size, mut by_delta, mut seen) = (NodeSize::default(), 0_u64, HashSet::new());
         for image in images {
             let Ok(layers) = self.layers(image, platform) else {
                 size.unknown_images += 1;
                 continue;
             };
-            for Layer { digest, download, unpacked } in layers.iter() {
+            for Layer { digest, download, unpacked, by_delta: left } in layers.iter() {
                 if seen.insert(digest.clone()) {
+                    by_delta = by_delta.saturating_add(*left);
                     size.download_bytes = size.download_bytes.saturating_add(*download);
                     size.disk_bytes = size.disk_bytes.saturating_add(*download).saturating_add(*unpacked);
                 }
             }
         }
+        size.delta_bytes = with_deltas(by_delta, size.download_bytes);
         size
     }
 

@@ -18,8 +18,12 @@ pub(super) fn render(report: &Report) -> String {
     let has_errors = images().any(|image| image.error.is_some() || image.size_error.is_some());
     let has_sizes = nodes.iter().any(|node| node.size.is_some());
     let mut header = vec!["NODES", "IMAGE", "PULL", "POLICY", "SECRETS"];
+    let has_deltas = images().any(|image| image.size.is_some_and(|size| size.delta_bytes.is_some()));
     if has_sizes {
         header.extend(["DOWNLOAD", "UNPACKED"]);
+    }
+    if has_deltas {
+        header.push("BY DELTA");
     }
     if has_errors {
         header.push("ERROR");
@@ -36,6 +40,10 @@ pub(super) fn render(report: &Report) -> String {
             if has_sizes {
                 let sizes = size.map(|size| [size.download_bytes, size.unpacked_bytes].map(human_bytes));
                 row.extend(sizes.unwrap_or_else(|| ["unknown", "unknown"].map(str::to_owned)));
+            }
+            if has_deltas {
+                let bytes = size.and_then(|size| size.delta_bytes);
+                row.push(bytes.map_or_else(|| "-".to_owned(), human_bytes));
             }
             if has_errors {
                 row.push(error.as_ref().or(size_error.as_ref()).cloned().unwrap_or_default());
@@ -79,12 +87,21 @@ pub(super) fn render(report: &Report) -> String {
 
 /// What all images of a node take together: for each node, and for all.
 fn node_rows(nodes: &[NodeReport]) -> Vec<Vec<String>> {
+    let has_deltas =
+        nodes.iter().any(|node| node.size.as_ref().is_some_and(|size| size.delta_bytes.is_some()));
     let mut rows = vec![["NODES", "DOWNLOAD OF EACH", "DISK OF EACH"].map(str::to_owned).to_vec()];
+    if has_deltas {
+        rows[0].push("BY DELTAS".to_owned());
+    }
     let sized =
         || nodes.iter().filter_map(|NodeReport { name, size, .. }| Some((name.as_str(), size.as_ref()?)));
     let row = |names: String, size: &NodeSize, disk: Option<u64>| {
         let shown = |bytes| human_of(bytes, size.unknown_images);
-        vec![names, shown(size.download_bytes), disk.map(shown).unwrap_or_default()]
+        let mut row = vec![names, shown(size.download_bytes), disk.map(shown).unwrap_or_default()];
+        if has_deltas {
+            row.push(shown(size.delta_bytes.unwrap_or(size.download_bytes)));
+        }
+        row
     };
     let groups = grouped(sized());
     rows.extend(groups.into_iter().map(|(size, names)| row(listed(&names), size, Some(size.disk_bytes))));
@@ -92,6 +109,8 @@ fn node_rows(nodes: &[NodeReport]) -> Vec<Vec<String>> {
         let mut all = NodeSize::default();
         for (_, size) in sized() {
             all.download_bytes = all.download_bytes.saturating_add(size.download_bytes);
+            let by_deltas = size.delta_bytes.unwrap_or(size.download_bytes);
+            all.delta_bytes = Some(all.delta_bytes.unwrap_or(0).saturating_add(by_deltas));
             all.unknown_images += size.unknown_images;
         }
         rows.push(row(format!("all {} together", nodes.len()), &all, None));

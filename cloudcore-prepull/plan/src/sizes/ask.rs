@@ -6,13 +6,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::stream::{self, StreamExt};
+use prepull_delta::manifest::DeltaManifest;
 use prepull_registry::manifest::{Descriptor, Manifest, Platform};
 use prepull_registry::{
-    HostsFiles, Kind, Proxies, RegistryClient, RegistryError, Repository, Resolved, Settings,
+    Chosen, HostsFiles, Kind, Proxies, RegistryClient, RegistryError, Repository, Resolved, Settings,
 };
 use tokio::sync::OnceCell;
 use tokio::time::timeout;
 
+use super::deltas::{cost, smallest};
 use super::{Answer, Layer, Question, SizeArgs};
 
 /// Registries that are asked at the same time. One that does not answer keeps no other waiting, unless there are many.
@@ -27,6 +29,7 @@ const TRAILER: Duration = Duration::from_secs(10);
 /// Asks all of it. What is not answered in time has that as its answer.
 pub(super) async fn ask_all(
     args: &SizeArgs,
+    deltas: bool,
     wanted: HashMap<Question, HashSet<Platform>>,
 ) -> HashMap<(Question, Platform), Answer> {
     let client = RegistryClient::new(Settings {
@@ -50,7 +53,7 @@ pub(super) async fn ask_all(
             let each = stream::iter(questions).for_each_concurrent(IMAGES, |(question, platforms)| {
                 let unpacked = &unpacked;
                 async move {
-                    let found = ask(client, question, platforms, unpacked).await;
+                    let found = ask(client, question, platforms, unpacked, deltas).await;
                     let found =
                         found.into_iter().map(|(platform, answer)| ((question.clone(), platform), answer));
                     answers.lock().unwrap_or_else(PoisonError::into_inner).extend(found);
@@ -75,6 +78,7 @@ async fn ask(
     question: &Question,
     platforms: &HashSet<Platform>,
     unpacked: &Unpacked,
+    deltas: bool,
 ) -> Vec<(Platform, Answer)> {
     let (repository, resolved) = match resolve(client, question).await {
         Ok(resolved) => resolved,
@@ -87,9 +91,17 @@ async fn ask(
     let (mut answers, at_hand) = (Vec::new(), Mutex::new(BTreeMap::new()));
     for platform in platforms {
         let chosen = repository.choose(resolved.clone(), platform, &at_hand).await;
-        let layers = chosen.and_then(|chosen| Ok(Manifest::parse(&chosen.manifest.1)?.distinct_layers()));
+        let layers = chosen.and_then(|Chosen { manifest: (manifest, content), .. }| {
+            Ok((manifest.digest, Manifest::parse(&content)?.distinct_layers()))
+        });
         let answer = match layers {
-            Ok(layers) => Ok(unpacked.of_all(&repository, layers).await),
+            Ok((manifest, layers)) => {
+                let delta = match deltas {
+                    true => smallest(&repository, &manifest, &layers).await,
+                    false => None,
+                };
+                Ok(unpacked.of_all(&repository, layers, delta.as_ref()).await)
+            }
             Err(error) if error.kind == Kind::PlatformMismatch && platform.architecture.is_empty() => {
                 Err("the Node has no label kubernetes.io/arch, by which to choose from the image's platforms"
                     .to_owned())
@@ -132,11 +144,17 @@ struct Unpacked {
 }
 
 impl Unpacked {
-    async fn of_all(&self, repository: &Repository, layers: Vec<Descriptor>) -> Arc<[Layer]> {
+    async fn of_all(
+        &self,
+        repository: &Repository,
+        layers: Vec<Descriptor>,
+        delta: Option<&DeltaManifest>,
+    ) -> Arc<[Layer]> {
         let one = |layer: Descriptor| async move {
             // A layer is no smaller than it is compressed: so the agent counts as well.
             let unpacked = self.of(repository, &layer).await.max(layer.size);
-            Layer { digest: layer.digest, download: layer.size, unpacked }
+            let by_delta = delta.map_or(layer.size, |delta| cost(delta, &layer));
+            Layer { digest: layer.digest, download: layer.size, unpacked, by_delta }
         };
         stream::iter(layers).map(one).buffered(LAYERS).collect::<Vec<_>>().await.into()
     }

@@ -3,8 +3,12 @@
 use std::sync::Mutex;
 
 use prepull_api::image::Reference;
+use prepull_delta::manifest::{
+    ARTIFACT_TYPE, CONTENT, IMAGE_LAYER, IMAGE_MANIFEST, SOURCE_CONFIG, TAR_DIFF, TARGET, TO,
+};
 use prepull_engine::prepull::plan::{PlannedImage, Resolved};
 use prepull_registry::digest::sha256;
+use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
@@ -83,6 +87,58 @@ fn manifest(own: &str, size: u64) -> String {
     format!(r#"{{"schemaVersion":2,"config":{config},"layers":[{layers}]}}"#)
 }
 
+const MIB: u64 = 1 << 20;
+
+/// The manifest of an image of two large layers.
+fn big() -> String {
+    let config = format!(r#"{{"mediaType":"c","digest":"{}","size":1}}"#, sha256(b"c"));
+    let layers = [layer("first", 8 * MIB), layer("second", 4 * MIB)].join(",");
+    format!(r#"{{"schemaVersion":2,"config":{config},"layers":[{layers}]}}"#)
+}
+
+/// A delta to it: what stands for each of these layers, and its size.
+fn delta(layers: &[(&str, u64)]) -> String {
+    let target = sha256(big().as_bytes());
+    let layer = |(to, size): &(&str, u64)| {
+        let (digest, to) = (sha256(format!("delta to {to}").as_bytes()), sha256(to.as_bytes()));
+        json!({ "mediaType": TAR_DIFF, "digest": digest, "size": size,
+            "annotations": { CONTENT: IMAGE_LAYER, TO: to } })
+    };
+    let manifest = json!({ "mediaType": "m", "digest": target, "size": big().len(),
+        "annotations": { CONTENT: IMAGE_MANIFEST } });
+    let layers: Vec<_> = std::iter::once(manifest).chain(layers.iter().map(layer)).collect();
+    let annotations = json!({ TARGET: target, SOURCE_CONFIG: sha256(b"old") });
+    json!({ "artifactType": ARTIFACT_TYPE, "layers": layers, "annotations": annotations }).to_string()
+}
+
+/// What a registry answers about that image. One of its deltas is a lie about another image.
+fn answer_about_big(head: &str, reply: impl Fn(&str, &str, &[u8]) -> Vec<u8>) -> Vec<u8> {
+    let deltas = [
+        delta(&[("first", 6 * MIB)]),
+        delta(&[("first", MIB), ("second", 7 * MIB)]),
+        delta(&[]).replace("old", "older").replace(&sha256(big().as_bytes()), &sha256(b"another")),
+    ];
+    for content in deltas.iter().chain([&big()]) {
+        let digest = sha256(content.as_bytes());
+        let is_image = *content == big();
+        if head.contains(&format!("/manifests/{digest}")) || (is_image && head.contains("/manifests/v2")) {
+            let headers = format!("Content-Type: {MANIFEST}\r\nDocker-Content-Digest: {digest}\r\n");
+            return reply("200 OK", &headers, content.as_bytes());
+        }
+    }
+    if head.contains("/referrers/") {
+        let entry = |content: &String| {
+            let annotations = json!({ TARGET: sha256(big().as_bytes()), SOURCE_CONFIG: sha256(b"old") });
+            json!({ "mediaType": MANIFEST, "digest": sha256(content.as_bytes()), "size": content.len(),
+                "artifactType": ARTIFACT_TYPE, "annotations": annotations })
+        };
+        let entries: Vec<_> = deltas.iter().map(entry).collect();
+        let index = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": entries }).to_string();
+        return reply("200 OK", &format!("Content-Type: {INDEX}\r\n"), index.as_bytes());
+    }
+    reply("404 Not Found", "", b"")
+}
+
 fn answer(head: &str) -> Vec<u8> {
     let (amd64, arm64) = (manifest("amd64", 100), manifest("arm64", 200));
     let entry = |architecture: &str, manifest: &str| {
@@ -101,6 +157,9 @@ fn answer(head: &str) -> Vec<u8> {
         }
         bytes
     };
+    if head.contains("/team/big/") {
+        return answer_about_big(head, reply);
+    }
     for (content, media_type) in [(&amd64, MANIFEST), (&arm64, MANIFEST), (&index, INDEX)] {
         let digest = sha256(content.as_bytes());
         let is_tag = media_type == INDEX && head.contains("/manifests/v1");
@@ -132,17 +191,19 @@ async fn shared_questions_and_layers_count_once() {
     let args = SizeArgs { sizes: true, ..SizeArgs::default() };
     let platforms = [&amd64, &arm64, &unlabelled, &amd64];
     let asked = platforms.map(|platform| (images.as_slice(), platform.clone()));
-    let sizes = Sizes::ask(&args, asked.into_iter()).await;
+    let sizes = Sizes::ask(&args, Deltas::Auto, asked.into_iter()).await;
 
     // The shared layer as its last bytes tell it, the other one guessed.
-    let size = |download_bytes, unpacked_bytes| Ok(ImageSize { download_bytes, unpacked_bytes });
+    let size =
+        |download_bytes, unpacked_bytes| Ok(ImageSize { download_bytes, unpacked_bytes, delta_bytes: None });
     assert_eq!(sizes.of_image(&images[0], &amd64), size(1100, 7000 + 300));
     assert_eq!(sizes.of_image(&images[1], &arm64), size(1200, 7000 + 600));
     let error = sizes.of_image(&images[0], &unlabelled).unwrap_err();
     assert!(error.contains("kubernetes.io/arch"), "{error}");
     assert_eq!(sizes.of_image(&images[2], &amd64).unwrap_err(), "not found");
     assert_eq!(sizes.of_image(&images[3], &amd64), size(0, 0), "nobody fetches it");
-    let of_node = NodeSize { download_bytes: 1100, disk_bytes: 1100 + 7300, unknown_images: 1 };
+    let of_node =
+        NodeSize { download_bytes: 1100, disk_bytes: 1100 + 7300, delta_bytes: None, unknown_images: 1 };
     assert_eq!(sizes.of_node(&images, &amd64), of_node);
 
     assert_eq!(server.count("HEAD /v2/team/app/manifests/v1"), 1);
@@ -150,6 +211,23 @@ async fn shared_questions_and_layers_count_once() {
     assert_eq!(manifests, 3, "the index and two manifests: {:?}", server.asked);
     assert_eq!(server.count(&format!("/blobs/{}", sha256(b"shared"))), 1);
     assert_eq!(server.count("/team/gone/"), 1);
+}
+
+#[tokio::test]
+async fn the_smallest_delta_has_a_size_beside() {
+    let server = Server::start().await;
+    let image = planned(&format!("{}/team/big:v2", server.at), PullPolicy::Always);
+    let (images, amd64) = ([keyed(&image)], platform("amd64"));
+    let args = SizeArgs { sizes: true, ..SizeArgs::default() };
+    for (rule, left) in [(Deltas::Never, None), (Deltas::Auto, Some(5 * MIB))] {
+        let asked = [(images.as_slice(), amd64.clone())];
+        let sizes = Sizes::ask(&args, rule, asked.into_iter()).await;
+        let size = sizes.of_image(&images[0], &amd64).unwrap();
+        // A layer that's smaller than its delta is taken as it is.
+        assert_eq!((size.download_bytes, size.delta_bytes), (12 * MIB, left), "{rule:?}");
+        assert_eq!(sizes.of_node(&images, &amd64).delta_bytes, left);
+        assert_eq!(server.count("/referrers/") > 0, left.is_some(), "{rule:?}");
+    }
 }
 
 #[test]
@@ -161,7 +239,12 @@ fn a_site_downloads_each_layer_once() {
         images: images.iter().map(|image| planned(image, PullPolicy::IfNotPresent)).collect(),
     };
     let (both, one, unknown) = (plan(&["r.io/a:1", "r.io/b:1"]), plan(&["r.io/b:1"]), plan(&["r.io/c:1"]));
-    let layer = |digest: &str, download| Layer { digest: digest.to_owned(), download, unpacked: 0 };
+    let layer = |digest: &str, download| Layer {
+        digest: digest.to_owned(),
+        download,
+        unpacked: 0,
+        by_delta: download,
+    };
     let mut sizes = Sizes::default();
     for (image, platform, layers) in [
         (&both.images[0], &amd64, vec![layer("base", 1000), layer("a-amd64", 100)]),
