@@ -6,6 +6,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use prepull_api::crd::download::DownloadSpec;
 use prepull_api::failure::FailureCode;
+use prepull_api::task::NoDelta;
 use prepull_e2e::images::delta::{Delta, diff_of};
 use prepull_e2e::prelude::*;
 use serde_json::json;
@@ -204,7 +205,7 @@ async fn a_full_disk_takes_the_layer_rather_than_its_tar() -> Result<()> {
 
 #[tokio::test]
 async fn a_job_shows_what_deltas_saved() -> Result<()> {
-    let stage = Stage::with_edges(&["edge-1"]).await?;
+    let stage = Stage::with_kruise(&["edge-1"]).await?;
     let registry = Registry::start().await?;
     let [first, second, third] =
         [Image::version("job", 1, 1)?, Image::version("job", 2, 1)?, Image::version("job", 3, 1)?];
@@ -221,11 +222,21 @@ async fn a_job_shows_what_deltas_saved() -> Result<()> {
         })
     };
     job("first", &v1, "Auto").apply().await?.completes().await?;
+    let file = stage.cluster.place().dir().join("second.json");
+    std::fs::write(&file, serde_json::to_vec(&job("second", &v2, "Require").build())?)?;
+    let (file, hosts) = (file.display().to_string(), stage.cluster.place().registry_hosts());
+    let hosts = hosts.display().to_string();
+    let plan = ["--job", &file, "--sizes", "--registry-config-path", &hosts, "-o", "json"];
+    let plan: serde_json::Value = serde_json::from_str(&stage.cloud.plan(&plan).await?)?;
+    let planned = &plan["nodes"][0]["size"];
+    let [whole, by_delta] = ["downloadBytes", "deltaBytes"].map(|field| planned[field].as_u64());
+    let (whole, by_delta) = (whole.context("no size")?, by_delta.context("no size by delta")?);
     let updated = job("second", &v2, "Require").apply().await?;
     updated.completes().await?;
     let image = &updated.node_status("edge-1").await?.image_status[0];
     let saved = image.facts.delta_saved_bytes.context("nothing is said about the delta")?;
     ensure!(saved > 11 * MIB && saved < second.size(), "{saved}: {image:?}");
+    assert_eq!(saved, whole - by_delta, "as planned: {plan}");
 
     let refused = job("third", &v3, "Require").apply().await?;
     refused.fails().await?;
@@ -240,6 +251,20 @@ async fn a_job_shows_what_deltas_saved() -> Result<()> {
     let image = &whole.node_status("edge-1").await?.image_status[0];
     let facts = &image.facts;
     ensure!(facts.no_delta_reason.contains("cannot read the diff"), "{image:?}");
-    assert_eq!(facts.delta_saved_bytes, Some(0), "{image:?}");
+    assert_eq!((facts.no_delta, facts.delta_saved_bytes), (Some(NoDelta::WrongLayer), Some(0)), "{image:?}");
+
+    // A job of Kruise comes by deltas as well, which its API has no word for.
+    let fourth = Image::version("job", 4, 1)?;
+    let v4 = seed(&registry, &fourth, "v4")?;
+    registry.seed_delta(REPOSITORY, &Delta::between(&third, &fourth)?)?;
+    let node = stage.edge("edge-1")?;
+    let saved = async || {
+        Ok::<_, anyhow::Error>(node.metrics().await?.sum("edgecore_prepull_delta_saved_bytes_total", &[]))
+    };
+    let before = saved().await?;
+    stage.cluster.pull_job("fourth", &v4).on(["edge-1"]).completes().await?;
+    let saved = saved().await? - before;
+    ensure!(saved > 11.0 * MIB as f64, "{saved} bytes are saved");
+    node.containerd().check_unpacked(&fourth).await?;
     Ok(())
 }
