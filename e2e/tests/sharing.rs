@@ -56,14 +56,15 @@ async fn the_uplink_carries_each_layer_once_for_all_boxes_of_a_site() -> Result<
 
 #[tokio::test]
 async fn a_delta_crosses_the_uplink_once() -> Result<()> {
-    let boxes = Boxes::start(&sharing(2, FAST)).await?;
-    let versions = [Image::version("site", 1, 1)?, Image::version("site", 2, 1)?];
-    let before = boxes.registry.seed(&versions[0], "team/app:v1")?;
-    let after = boxes.registry.seed(&versions[1], "team/app:v2")?;
-    let delta = Delta::between(&versions[0], &versions[1])?;
+    let boxes = Boxes::start(&sharing(4, FAST)).await?;
+    let [first, second, third] =
+        [Image::version("site", 1, 1)?, Image::version("site", 2, 1)?, Image::version("site", 3, 1)?];
+    let before = boxes.registry.seed(&first, "team/app:v1")?;
+    let after = boxes.registry.seed(&second, "team/app:v2")?;
+    let delta = Delta::between(&first, &second)?;
     boxes.registry.seed_delta("team/app", &delta)?;
     let pull = |name: &str, image: &str, on: Vec<String>| boxes.cluster.job(name).images([image]).on(on);
-    pull("before", &before, boxes.names(2)).completes().await?;
+    pull("before", &before, boxes.names(4)).completes().await?;
     // One after the other: the second box comes when the first has unpacked what it rebuilt.
     for name in boxes.names(2) {
         let status = pull(&format!("after-{name}"), &after, vec![name.clone()]).completes().await?;
@@ -72,10 +73,26 @@ async fn a_delta_crosses_the_uplink_once() -> Result<()> {
         // containerd collects what no image and no lease needs.
         boxes.get(&name)?.node.remove_image(&before).await?;
     }
-    let diff = delta.digests().next().context("no diff")?;
-    let fetched = boxes.registry.requests().filter(|request| request.path.contains(diff));
-    assert_eq!(fetched.len(), 1, "{fetched:?}");
-    Ok(())
+    let fetches = |delta: &Delta| {
+        let diff = delta.digests().next().context("no diff")?;
+        let fetched = boxes.registry.requests().filter(|request| request.path.contains(diff));
+        ensure!(fetched.len() == 1, "{fetched:?}");
+        Ok(())
+    };
+    fetches(&delta)?;
+
+    // Two boxes have the second version now, and two the first: all go to the third at once, each by the delta from its own.
+    let newest = boxes.registry.seed(&third, "team/app:v3")?;
+    let deltas = [Delta::between(&first, &third)?, Delta::between(&second, &third)?];
+    for delta in &deltas {
+        boxes.registry.seed_delta("team/app", delta)?;
+    }
+    let status = pull("newest", &newest, boxes.names(4)).completes().await?;
+    for name in boxes.names(4) {
+        let image = status.image(&name, &newest).context("no status")?;
+        ensure!(image.facts.delta_saved_bytes.is_some_and(|saved| saved > 11 * MIB), "{name}: {image:?}");
+    }
+    deltas.iter().try_for_each(fetches)
 }
 
 #[tokio::test]

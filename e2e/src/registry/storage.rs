@@ -50,14 +50,26 @@ pub(super) fn seed_delta(storage: &Path, repository: &str, delta: &Delta) -> Res
         let digest = write(blob)?;
         link(&repository.join("_layers").join(digest.replace(':', "/")), &digest)?;
     }
-    let index = delta.index();
+    let tag = repository.join("_manifests/tags").join(delta.tag());
+    let index = listed_before(&root, &tag, &delta.index())?;
     for manifest in [&delta.manifest, &index] {
         let digest = write(manifest)?;
         link(&repository.join("_manifests/revisions").join(digest.replace(':', "/")), &digest)?;
     }
-    let (tag, digest) = (repository.join("_manifests/tags").join(delta.tag()), sha256(&index));
+    let digest = sha256(&index);
     link(&tag.join("index").join(digest.replace(':', "/")), &digest)?;
     link(&tag.join("current"), &digest)
+}
+
+/// This list of referrers, with those that the tag has already.
+fn listed_before(root: &Path, tag: &Path, index: &[u8]) -> Result<Vec<u8>> {
+    let Ok(current) = std::fs::read_to_string(tag.join("current/link")) else { return Ok(index.to_vec()) };
+    let hex = current.trim_start_matches("sha256:");
+    let before = std::fs::read(root.join("blobs/sha256").join(&hex[..2]).join(hex).join("data"))?;
+    let [before, mut index] = [&*before, index].map(serde_json::from_slice::<serde_json::Value>);
+    let list = index.as_mut().ok().and_then(|index| index["manifests"].as_array_mut()).context("no list")?;
+    list.extend(before?["manifests"].as_array().cloned().unwrap_or_default());
+    Ok(serde_json::to_vec(&index?)?)
 }
 
 fn link(dir: &Path, digest: &str) -> Result<()> {
