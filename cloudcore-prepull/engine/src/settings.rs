@@ -18,6 +18,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use prepull_api::crd::settings::{ImagePrePullSettings, ImagePrePullSettingsStatus};
+use prepull_api::download::{MAX_WINDOWS, MAX_ZONE_NAME, Weekday, Window, Zone};
 use prepull_api::settings::NodeSettings;
 use prepull_api::task::{JobUid, NodeName};
 use prepull_api::wire::EdgeMessage;
@@ -186,7 +187,7 @@ impl FleetSettings {
                 if self.agents.get(node).is_some_and(|agent| agent.session > *session) {
                     return;
                 }
-                let has = hello.settings.clone().map(Arc::new);
+                let has = hello.settings.as_ref().map(bounded);
                 self.agents.insert(node.clone(), Agent { session: *session, has, sent: None });
                 self.changed.note(node);
             }
@@ -200,7 +201,7 @@ impl FleetSettings {
                 let Some(agent) = self.agents.get_mut(node).filter(|agent| agent.session == *session) else {
                     return;
                 };
-                agent.has = Some(Arc::new(settings.clone()));
+                agent.has = Some(bounded(settings));
                 // It may answer to an earlier message of two.
                 self.changed.note(node);
             }
@@ -309,6 +310,17 @@ impl FleetSettings {
             (Some(_), _) => NodeState::Waiting,
         }
     }
+}
+
+/// What a node claims to have, in bounds that hold for all that a cloud sends. A lie counts as no settings: a stolen box
+/// must not fill our memory.
+fn bounded(settings: &NodeSettings) -> Arc<NodeSettings> {
+    let has_long_zone =
+        |window: &Window| matches!(&window.time_zone, Zone::Named(name) if name.len() > MAX_ZONE_NAME);
+    let windows = &settings.windows;
+    let is_lie = windows.len() > MAX_WINDOWS
+        || windows.iter().any(|window| window.days.len() > Weekday::ALL.len() || has_long_zone(window));
+    Arc::new(if is_lie { NodeSettings::default() } else { settings.clone() })
 }
 
 #[derive(Clone, Copy)]

@@ -12,6 +12,7 @@ use std::future::pending;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
 use prepull_api::settings::NodeSettings;
 use prepull_api::task::{ImageOutcome, JobUid, TaskId, TaskOutcome};
@@ -20,7 +21,7 @@ use prepull_program::errors::with_causes;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{Id, JoinError, JoinSet, spawn_blocking};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{Instrument, debug, error, info, info_span, warn};
@@ -50,6 +51,9 @@ const UPDATES: usize = 64;
 /// Outgoing messages before the loop stops reading from the tunnel. Each task may have a result, an acceptance and an
 /// answer to a repeated assignment.
 const OUTBOX: usize = 4 * MAX_OPEN_TASKS;
+
+/// Interval of trying to write the cloud's settings: a full disk stays full for a while.
+const STORE_RETRY: Duration = Duration::from_secs(60);
 
 /// Settings of a node.
 #[derive(Clone, Debug)]
@@ -94,6 +98,8 @@ pub(crate) struct Node<P> {
     reporting: Option<AbortOnDropHandle<()>>,
     hub: Arc<Hub>,
     settings: Arc<CloudSettings>,
+    /// Writes the settings that came last.
+    storing: Option<AbortOnDropHandle<()>>,
     /// Reports the shared blobs of the node during a session.
     sharing: Option<AbortOnDropHandle<()>>,
 }
@@ -140,6 +146,7 @@ impl<P: Puller> Node<P> {
             reporting: None,
             hub,
             settings,
+            storing: None,
             sharing: None,
         };
         node.metrics.status().configure(node.settings.of_cloud());
@@ -428,13 +435,20 @@ impl<P: Puller> Node<P> {
             });
         }
         let (settings, link, windows) = (self.settings.clone(), link.clone(), clock.reported());
-        tokio::spawn(async move {
-            let Ok((settings, stored)) = spawn_blocking(move || settings.store()).await else { return };
-            if let Err(error) = stored {
-                warn!(%error, "the cloud's settings can't be written: they are in force until the next restart");
+        let storing = tokio::spawn(async move {
+            loop {
+                let store = settings.clone();
+                let Ok((settings, stored)) = spawn_blocking(move || store.store()).await else { return };
+                match stored {
+                    Ok(()) => return link.send(EdgeMessage::Configured { settings, windows }).await,
+                    Err(error) => {
+                        warn!(%error, "the cloud's settings can't be written: they are in force until the next restart");
+                    }
+                }
+                sleep(STORE_RETRY).await;
             }
-            link.send(EdgeMessage::Configured { settings, windows }).await;
         });
+        self.storing = Some(AbortOnDropHandle::new(storing));
     }
 
     /// Pins that can't be removed now are in the next `Hello`, and the cloud asks again.

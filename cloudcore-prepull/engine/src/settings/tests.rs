@@ -230,6 +230,17 @@ fn what_was_sent_is_not_sent_again_in_the_session() {
 }
 
 #[test]
+fn no_node_fills_our_memory() {
+    let mut fleet = Fleet::with_nodes(&[("a", "north")]);
+    let window = |zone: &str| Window { time_zone: Zone::Named(zone.to_owned()), ..Window::never() };
+    for windows in [vec![window("UTC"); 17], vec![window(&"z".repeat(65))]] {
+        fleet.connect("a", Some(NodeSettings { windows, ..NodeSettings::default() }));
+        let has = fleet.settings.agents[&NodeName::from("a")].has.as_deref();
+        assert_eq!(has, Some(&NodeSettings::default()));
+    }
+}
+
+#[test]
 fn the_first_hundred_by_name_count() {
     let mut fleet = Fleet::with_nodes(&[("a", "north")]);
     fleet.connect("a", Some(NodeSettings::default()));

@@ -1,7 +1,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::num::NonZeroU64;
-use std::path::Path;
 use std::time::Duration;
 
 use prepull_api::download::{DownloadTerms, Window};
@@ -9,6 +8,7 @@ use prepull_api::failure::FailureCode;
 use prepull_api::settings::NodeSettings;
 use prepull_api::task::{CheckItem, ImageTask, JobUid, PullPolicy, Task, TaskOutcome, TaskResult};
 use prepull_api::wire::{Assign, Key, OpenPhase, Welcome};
+use tempfile::TempDir;
 use tokio::task::JoinHandle;
 
 use super::*;
@@ -25,10 +25,13 @@ struct Harness {
     said: mpsc::Receiver<EdgeMessage>,
     shutdown: CancellationToken,
     node: JoinHandle<()>,
+    /// The directory of the cloud's settings.
+    settings: TempDir,
 }
 
 impl Harness {
     fn start(fake: &Arc<Fake>, store: &MemoryStore) -> Self {
+        let settings = tempfile::tempdir().unwrap();
         let config = NodeConfig {
             upgrades: Arc::new(Upgrades::new(&PathBuf::new(), Obstacles::default())),
             max_tasks: NonZeroU32::MIN,
@@ -38,7 +41,7 @@ impl Harness {
             providers: Arc::default(),
             hub: Arc::new(Hub::new(Duration::from_secs(60), Arc::default())),
             kubelet_dir: "/nonexistent".into(),
-            settings: Arc::new(CloudSettings::load(Path::new("/nonexistent"), Own::unlimited())),
+            settings: Arc::new(CloudSettings::load(settings.path(), Own::unlimited())),
         };
         let records = Recorder::within_the_runtime(store.clone());
         let node = Node::new(fake.clone(), records, config, Arc::default());
@@ -46,7 +49,7 @@ impl Harness {
         let (link, said) = Link::new(4);
         let shutdown = CancellationToken::new();
         let node = tokio::spawn(node.run(receiver, link, shutdown.clone()));
-        Self { events, said, shutdown, node }
+        Self { events, said, shutdown, node, settings }
     }
 
     /// Begins a session, and returns the `Hello` of the node.
@@ -294,16 +297,23 @@ async fn settings_of_the_cloud_hold_for_running_tasks() {
     let windows = vec![Window::never()];
     let max_download_rate = NonZeroU64::new(4096);
     let settings = NodeSettings { max_download_rate, windows: windows.clone(), ..NodeSettings::default() };
+    // A full disk: it isn't confirmed before it's written.
+    let (dir, aside) = (harness.settings.path().to_owned(), harness.settings.path().with_extension("aside"));
+    std::fs::rename(&dir, &aside).unwrap();
     harness.tell(CloudMessage::Settings(settings.clone())).await;
-    let answer = harness.hear().await;
-    assert_eq!(answer, EdgeMessage::Configured { settings: settings.clone(), windows: windows.clone() });
     let waits = loop {
         match harness.said.recv().await.unwrap() {
-            EdgeMessage::Progress(progress) if !progress.waits.is_empty() => break progress.waits,
-            _ => {}
+            EdgeMessage::Progress(progress) if progress.waits.is_empty() => {}
+            EdgeMessage::Progress(progress) => break progress.waits,
+            other => panic!("{other:?}"),
         }
     };
     assert!(waits.contains("window"), "{waits}");
+    tokio::time::sleep(Duration::from_secs(90)).await;
+    assert!(harness.said.try_recv().is_err(), "it isn't written");
+    std::fs::rename(&aside, &dir).unwrap();
+    let answer = harness.hear().await;
+    assert_eq!(answer, EdgeMessage::Configured { settings: settings.clone(), windows: windows.clone() });
     let hello = harness.connect().await;
     assert_eq!((hello.settings, hello.windows), (Some(settings), windows));
     // Without them the task goes on.
