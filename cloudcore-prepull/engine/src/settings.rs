@@ -36,6 +36,8 @@ pub const MAX_SETTINGS: usize = 100;
 const STATUS_PERIOD: Duration = Duration::from_secs(5);
 /// How long a written status may take to come back by the watch before it's written again.
 const WRITE_PATIENCE: Duration = Duration::from_secs(60);
+/// Nodes of each state that a message names.
+const NAMED: usize = 3;
 const READY: &str = "Ready";
 
 /// What happened to the objects.
@@ -280,12 +282,12 @@ impl FleetSettings {
             let state = self.state_of(node);
             for (entry, tally) in self.objects.values().take(MAX_SETTINGS).zip(&mut tallies) {
                 if entry.parsed.settings.is_ok() && entry.parsed.chooses(node) {
-                    tally.count(state);
+                    tally.count(&node.name, state);
                 }
             }
         }
         for (index, (entry, tally)) in self.objects.values_mut().zip(tallies).enumerate() {
-            let status = entry.status_with(tally, index >= MAX_SETTINGS, now);
+            let status = entry.status_with(&tally, index >= MAX_SETTINGS, now);
             if status == entry.status {
                 entry.written = None;
                 continue;
@@ -332,51 +334,68 @@ enum NodeState {
 }
 
 /// The nodes that an object chooses, by their state.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 struct Tally {
-    informed: u32,
-    waiting: u32,
-    too_old: u32,
-    offline: u32,
+    informed: Group,
+    waiting: Group,
+    too_old: Group,
+    offline: Group,
+}
+
+/// A number of nodes, and the names of the first ones.
+#[derive(Clone, Default)]
+struct Group {
+    count: u32,
+    names: Vec<NodeName>,
+}
+
+impl Group {
+    /// As "2 nodes {verb} …: edge-1, edge-2", if there are any.
+    fn describe(&self, one: &str, several: &str) -> Option<String> {
+        let names: Vec<_> = self.names.iter().map(NodeName::as_str).collect();
+        let more = if self.count as usize > names.len() { ", …" } else { "" };
+        let subject = match self.count {
+            0 => return None,
+            1 => format!("1 node {one}"),
+            count => format!("{count} nodes {several}"),
+        };
+        Some(format!("{subject}: {}{more}", names.join(", ")))
+    }
 }
 
 impl Tally {
-    fn count(&mut self, state: NodeState) {
-        *match state {
+    fn count(&mut self, node: &NodeName, state: NodeState) {
+        let group = match state {
             NodeState::Informed => &mut self.informed,
             NodeState::Waiting => &mut self.waiting,
             NodeState::TooOld => &mut self.too_old,
             NodeState::Offline => &mut self.offline,
-        } += 1;
+        };
+        group.count += 1;
+        if group.names.len() < NAMED {
+            group.names.push(node.clone());
+        }
     }
 
-    fn nodes(self) -> u32 {
+    fn nodes(&self) -> u32 {
         let Self { informed, waiting, too_old, offline } = self;
-        informed + waiting + too_old + offline
+        informed.count + waiting.count + too_old.count + offline.count
     }
 
     /// Status, reason and message of the condition Ready.
-    fn judge(self) -> (&'static str, &'static str, String) {
+    fn judge(&self) -> (&'static str, &'static str, String) {
         let Self { informed: _, waiting, too_old, offline } = self;
         if self.nodes() == 0 {
             return ("True", "NoNodes", "no edge node is chosen".to_owned());
         }
-        let mut parts = Vec::new();
-        if waiting > 0 {
-            parts.push(format!("{} not confirmed it yet", has(waiting)));
-        }
-        if too_old > 0 {
-            parts.push(format!("{} an agent that knows no settings: update edgecore-prepull", has(too_old)));
-        }
-        if offline > 0 {
-            parts.push(format!(
-                "{} not connected, and {} it then",
-                is(offline),
-                if offline == 1 { "gets" } else { "get" }
-            ));
-        }
-        let message = parts.join("; ");
-        match (too_old, waiting) {
+        let old = "an agent that knows no settings (update edgecore-prepull)";
+        let parts = [
+            waiting.describe("has not confirmed it yet", "have not confirmed it yet"),
+            too_old.describe(&format!("has {old}"), &format!("have {old}")),
+            offline.describe("is not connected, and gets it then", "are not connected, and get it then"),
+        ];
+        let message = parts.into_iter().flatten().collect::<Vec<_>>().join("; ");
+        match (too_old.count, waiting.count) {
             (0, 0) => ("True", "InForce", message),
             (0, _) => ("False", "Waiting", message),
             _ => ("False", "AgentTooOld", message),
@@ -384,16 +403,8 @@ impl Tally {
     }
 }
 
-fn has(count: u32) -> String {
-    if count == 1 { "1 node has".to_owned() } else { format!("{count} nodes have") }
-}
-
-fn is(count: u32) -> String {
-    if count == 1 { "1 node is".to_owned() } else { format!("{count} nodes are") }
-}
-
 impl Entry {
-    fn status_with(&self, tally: Tally, is_beyond: bool, now: Timestamp) -> ImagePrePullSettingsStatus {
+    fn status_with(&self, tally: &Tally, is_beyond: bool, now: Timestamp) -> ImagePrePullSettingsStatus {
         let (status, reason, message) = match &self.parsed.settings {
             Err(refusal) => ("False", "Invalid", format!("{refusal}; the nodes keep what they have")),
             Ok(_) if is_beyond => (
@@ -415,7 +426,7 @@ impl Entry {
         ImagePrePullSettingsStatus {
             observed_generation: self.generation,
             nodes: tally.nodes(),
-            informed: tally.informed,
+            informed: tally.informed.count,
             conditions: vec![ready],
         }
     }

@@ -56,6 +56,7 @@ impl Default for SizeArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[allow(clippy::struct_field_names, reason = "the names of the API")]
 pub(super) struct ImageSize {
     /// Compressed bytes of its layers, as `bytes.total` in the status has them.
     pub(super) download_bytes: u64,

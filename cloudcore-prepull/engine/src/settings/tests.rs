@@ -124,10 +124,10 @@ fn a_node_gets_what_chooses_it() {
     assert_eq!(fleet.take_sent(), [to("a", rate(64))]);
     assert_eq!(
         fleet.status("north"),
-        "0/2 False Waiting: 1 node has not confirmed it yet; 1 node is not connected, and gets it then"
+        "0/2 False Waiting: 1 node has not confirmed it yet: a; 1 node is not connected, and gets it then: c"
     );
     fleet.confirm("a", a, rate(64));
-    assert_eq!(fleet.status("north"), "1/2 True InForce: 1 node is not connected, and gets it then");
+    assert_eq!(fleet.status("north"), "1/2 True InForce: 1 node is not connected, and gets it then: c");
     // It has them from an earlier session.
     fleet.connect("c", Some(rate(64)));
     assert_eq!((fleet.take_sent(), fleet.status("north")), (vec![], "2/2 True InForce: ".to_owned()));
@@ -192,10 +192,18 @@ fn an_old_agent_is_named() {
     fleet.apply("cap", json!({ "labelSelector": {}, "maxDownloadRate": "64Ki" }));
     assert_eq!(fleet.take_sent(), []);
     let expected =
-        "0/1 False AgentTooOld: 1 node has an agent that knows no settings: update edgecore-prepull";
+        "0/1 False AgentTooOld: 1 node has an agent that knows no settings (update edgecore-prepull): a";
     assert_eq!(fleet.status("cap"), expected);
     fleet.connect("a", Some(NodeSettings::default()));
     assert_eq!(fleet.take_sent(), [to("a", rate(64))]);
+}
+
+#[test]
+fn a_message_names_a_few_nodes() {
+    let mut fleet = Fleet::with_nodes(&[("a", ""), ("b", ""), ("c", ""), ("d", "")]);
+    fleet.apply("cap", json!({ "labelSelector": {} }));
+    let expected = "0/4 True InForce: 4 nodes are not connected, and get it then: a, b, c, …";
+    assert_eq!(fleet.status("cap"), expected);
 }
 
 #[test]

@@ -96,10 +96,7 @@ async fn ask(
         });
         let answer = match layers {
             Ok((manifest, layers)) => {
-                let delta = match deltas {
-                    true => smallest(&repository, &manifest, &layers).await,
-                    false => None,
-                };
+                let delta = if deltas { smallest(&repository, &manifest, &layers).await } else { None };
                 Ok(unpacked.of_all(&repository, layers, delta.as_ref()).await)
             }
             Err(error) if error.kind == Kind::PlatformMismatch && platform.architecture.is_empty() => {

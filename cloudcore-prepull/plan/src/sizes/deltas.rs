@@ -1,4 +1,4 @@
-//! What deltas leave of a download, on a node that has the earlier image. Which nodes have it isn't known here.
+//! The download that a delta leaves to a node with the earlier image. The plan doesn't know which nodes have it.
 
 use prepull_delta::manifest::{DeltaManifest, Offer};
 use prepull_registry::manifest::Descriptor;
