@@ -186,8 +186,8 @@ async fn kubectl_explains_fields_and_accepts_samples() -> Result<()> {
     for file in files.iter().filter(ours) {
         cluster.kubectl(&["apply", "-f", file.to_str().context("not UTF-8")?]).await?;
     }
-    let jobs = cluster.kubectl(&["get", "ippj", "-o", "name"]).await?;
-    assert_eq!(jobs.lines().count(), count, "a job in each file: {jobs}");
+    let objects = cluster.kubectl(&["get", "ippj,ipps", "-o", "name"]).await?;
+    assert_eq!(objects.lines().count(), count, "an object in each file: {objects}");
     // The API server publishes the schema of a new definition some seconds later.
     let explained = eventually("the schema is published", SOON, async || {
         cluster.kubectl(&["explain", "imageprepulljob.spec.imagePrePullTemplate"]).await

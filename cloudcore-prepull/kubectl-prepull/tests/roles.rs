@@ -24,12 +24,13 @@ fn one_file_has_the_role_of_each_person() {
     let expected = [
         "ClusterRole prepull-viewer",
         "ClusterRole prepull-operator",
+        "ClusterRole prepull-settings-admin",
         "Role prepull-token-admin",
         "Role prepull-node-admin",
     ];
     assert_eq!(names, expected);
     // Applied in either order, the two files are the same role.
-    for (file, role) in [("token-admin.yaml", 2), ("node-admin.yaml", 3)] {
+    for (file, role) in [("token-admin.yaml", 3), ("node-admin.yaml", 4)] {
         let theirs = roles(&format!("cloudcore-prepull/optional/{file}"));
         assert!(theirs.contains(&ours[role]), "{file}: {theirs:?}");
     }
