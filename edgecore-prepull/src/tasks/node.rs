@@ -469,13 +469,20 @@ impl<P: Puller> Node<P> {
     }
 
     fn send_hello(&self, answer: oneshot::Sender<Hello>) {
-        let (max_tasks, open) = (self.agent.max_tasks(), self.agent.open_tasks());
-        let (clock, settings) = (self.agent.clock().clone(), self.settings.of_cloud());
+        let clock = self.agent.clock();
+        let known = Hello {
+            max_tasks: Some(self.agent.max_tasks().get()),
+            open: self.agent.open_tasks(),
+            time_zone: clock.time_zone.clone(),
+            windows: clock.reported(),
+            settings: Some(self.settings.of_cloud()),
+            ..Hello::default()
+        };
         let puller = self.puller.clone();
         let metrics = self.metrics.clone();
         tokio::spawn(async move {
             // The tunnel may have abandoned the attempt.
-            let _ = answer.send(describe_node(&*puller, &metrics, max_tasks, open, clock, settings).await);
+            let _ = answer.send(describe_node(&*puller, &metrics, known).await);
         });
     }
 }

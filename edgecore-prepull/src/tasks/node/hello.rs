@@ -1,29 +1,19 @@
 //! The node's description of itself for the cloud.
 
-use std::num::NonZeroU32;
 use std::time::Duration;
 
-use prepull_api::settings::NodeSettings;
 use prepull_api::sites::PeerDoor;
-use prepull_api::wire::{Hello, OpenTask};
+use prepull_api::wire::Hello;
 use tokio::time::timeout;
 
 use crate::images::puller::Puller;
 use crate::metrics::Metrics;
-use crate::tasks::agent::NodeClock;
 
 /// Longest wait for the runtime, because the cloud waits for `Hello`. A runtime that takes longer is omitted.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Queries the runtime, and describes the node.
-pub(super) async fn describe_node(
-    puller: &impl Puller,
-    metrics: &Metrics,
-    max_tasks: NonZeroU32,
-    open: Vec<OpenTask>,
-    clock: NodeClock,
-    settings: NodeSettings,
-) -> Hello {
+/// Queries the runtime, and completes what is known of the node already.
+pub(super) async fn describe_node(puller: &impl Puller, metrics: &Metrics, known: Hello) -> Hello {
     let (streams, runtime, image_filesystem, pins) = tokio::join!(
         timeout(PATIENCE, puller.streams()),
         timeout(PATIENCE, puller.read_version()),
@@ -38,17 +28,13 @@ pub(super) async fn describe_node(
         arch: to_go_arch(std::env::consts::ARCH).to_owned(),
         runtime,
         image_filesystem: image_filesystem.ok().and_then(Result::ok),
-        max_tasks: Some(max_tasks.get()),
-        open,
         trusts: None, // the tunnel knows
-        windows: clock.reported(),
-        time_zone: clock.time_zone,
         pins: pins.ok().flatten(),
         // The tunnel knows the addresses.
         peer: Some(PeerDoor { addresses: Vec::new(), streams: streams.unwrap_or(false) }),
         removes: true,
         upgrades: true,
-        settings: Some(settings),
+        ..known
     }
 }
 
