@@ -44,6 +44,11 @@ pub const DOWNLOAD_SIZE: &str = "prepull.kubeedge.io/download-size";
 
 /// Largest manifest, as of images.
 pub const MAX_MANIFEST: usize = 4 << 20;
+/// Least download that a delta is looked for: below it, the requests cost as much as they save.
+pub const WORTHWHILE: u64 = 1 << 20;
+/// Most manifests of deltas to read for an image. A publisher makes deltas from the last few versions, and a node has one or
+/// two of them.
+pub const MAX_OFFERS: usize = 4;
 /// Most layers. containerd's overlay mounts at most 500, and signatures may follow.
 const MAX_LAYERS: usize = 1024;
 /// Largest blob, and largest tar. No layer of an image comes near to it, and sums of sizes don't overflow.
@@ -171,6 +176,11 @@ impl DeltaManifest {
     /// The layer that stands for one of the new image.
     pub fn layer(&self, to: &str) -> Option<&DeltaLayer> {
         self.layers.iter().find(|layer| layer.to == to)
+    }
+
+    /// The diff to download in place of a layer of the new image, of this size: where it saves something.
+    pub fn diff_for(&self, layer: &str, size: u64) -> Option<&DeltaLayer> {
+        self.layer(layer).filter(|found| found.is_diff() && found.size < size)
     }
 }
 

@@ -1,13 +1,8 @@
 //! The download that a delta leaves to a node with the earlier image. The plan doesn't know which nodes have it.
 
-use prepull_delta::manifest::{DeltaManifest, Offer};
+use prepull_delta::manifest::{DeltaManifest, MAX_OFFERS, Offer, WORTHWHILE};
 use prepull_registry::manifest::Descriptor;
 use prepull_registry::{RegistryError, Repository};
-
-/// Least download that an agent looks for a delta for.
-const WORTHWHILE: u64 = 1 << 20;
-/// Most manifests of deltas that are read for an image, as by an agent.
-const MAX_MANIFESTS: usize = 4;
 
 /// The delta to this manifest that leaves the least to download. `None` if there's none, or the registry can't be asked: then
 /// the layers count.
@@ -30,7 +25,7 @@ pub(super) async fn smallest(
         };
         let mut offers: Vec<_> = referrers.into_iter().filter_map(offer).collect();
         offers.sort_by_key(|(download, _)| download.unwrap_or(u64::MAX));
-        for (_, referrer) in offers.into_iter().take(MAX_MANIFESTS) {
+        for (_, referrer) in offers.into_iter().take(MAX_OFFERS) {
             let Ok(Some(delta)) = read(repository, &referrer, manifest).await else { continue };
             let cost = layers.iter().map(|layer| cost(&delta, layer)).fold(0, u64::saturating_add);
             if cost < best.as_ref().map_or(whole, |(least, _)| *least) {
@@ -46,7 +41,7 @@ pub(super) async fn smallest(
 
 /// The bytes to download for a layer.
 pub(super) fn cost(delta: &DeltaManifest, layer: &Descriptor) -> u64 {
-    delta.layer(&layer.digest).map_or(layer.size, |delta| delta.size.min(layer.size))
+    delta.diff_for(&layer.digest, layer.size).map_or(layer.size, |diff| diff.size)
 }
 
 async fn read(

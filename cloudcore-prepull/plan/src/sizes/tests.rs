@@ -106,7 +106,13 @@ fn delta(layers: &[(&str, u64)]) -> String {
     };
     let manifest = json!({ "mediaType": "m", "digest": target, "size": big().len(),
         "annotations": { CONTENT: IMAGE_MANIFEST } });
-    let layers: Vec<_> = std::iter::once(manifest).chain(layers.iter().map(layer)).collect();
+    let mut layers: Vec<_> = std::iter::once(manifest).chain(layers.iter().map(layer)).collect();
+    // A producer takes the layer itself where a diff would be larger. An agent gets that from the registry.
+    let itself = json!({ "mediaType": MANIFEST, "digest": sha256(b"itself"), "size": 7,
+        "annotations": { CONTENT: IMAGE_LAYER, TO: sha256(b"second") } });
+    if layers.len() == 2 {
+        layers.push(itself);
+    }
     let annotations = json!({ TARGET: target, SOURCE_CONFIG: sha256(b"old") });
     json!({ "artifactType": ARTIFACT_TYPE, "layers": layers, "annotations": annotations }).to_string()
 }
@@ -114,7 +120,7 @@ fn delta(layers: &[(&str, u64)]) -> String {
 /// What a registry answers about that image. One of its deltas is a lie about another image.
 fn answer_about_big(head: &str, reply: impl Fn(&str, &str, &[u8]) -> Vec<u8>) -> Vec<u8> {
     let deltas = [
-        delta(&[("first", 6 * MIB)]),
+        delta(&[("first", 3 * MIB)]),
         delta(&[("first", MIB), ("second", 7 * MIB)]),
         delta(&[]).replace("old", "older").replace(&sha256(big().as_bytes()), &sha256(b"another")),
     ];

@@ -69,10 +69,7 @@ impl Deltas {
     pub(super) fn new(manifest: &DeltaManifest, chain: String, missing: &[&Descriptor]) -> Option<Self> {
         let mut by_layer = HashMap::new();
         for layer in missing {
-            let Some(found) = manifest.layer(&layer.digest) else { continue };
-            if !found.is_diff() || found.size >= layer.size {
-                continue;
-            }
+            let Some(found) = manifest.diff_for(&layer.digest, layer.size) else { continue };
             let (digest, size, tar) = (found.digest.clone(), found.size, found.uncompressed);
             let blob = Descriptor { media_type: TAR_DIFF.to_owned(), digest, size, ..Descriptor::default() };
             by_layer.insert(layer.digest.clone(), Delta { blob, tar });

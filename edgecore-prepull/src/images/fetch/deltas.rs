@@ -14,7 +14,7 @@ use prepull_api::download::Deltas as Rule;
 use prepull_api::failure::FailureCode;
 use prepull_api::image::{NormalizedReference, Reference};
 use prepull_api::task::NoDelta;
-use prepull_delta::manifest::{DeltaManifest, Offer};
+use prepull_delta::manifest::{DeltaManifest, MAX_OFFERS, Offer, WORTHWHILE};
 use prepull_registry::manifest::Descriptor;
 use prepull_registry::{RegistryError, Repository};
 use tonic::metadata::{Ascii, MetadataValue};
@@ -26,12 +26,6 @@ use super::image::ImageParts;
 use super::old_files::OldFiles;
 use super::runtime::Facts;
 use crate::images::puller::{ErrorClass, PullError, PullRequest};
-
-/// Least download that a delta is looked for: below it, the requests cost as much as they save.
-const WORTHWHILE: u64 = 1 << 20;
-/// Most manifests of deltas that we read for an image. A publisher makes deltas from the last few versions, and a node has
-/// one or two of them.
-const MAX_MANIFESTS: usize = 4;
 
 /// The result of a search.
 #[derive(Debug, Default)]
@@ -230,7 +224,7 @@ impl Fetcher {
             fitting.sort_by_key(|(offer, ..)| offer.download.unwrap_or(u64::MAX));
             let whole = missing.iter().map(|layer| layer.size).fold(0, u64::saturating_add);
             let mut best: Option<(u64, Deltas)> = None;
-            for (offer, referrer, source) in fitting.into_iter().take(MAX_MANIFESTS) {
+            for (offer, referrer, source) in fitting.into_iter().take(MAX_OFFERS) {
                 let content = repository.manifest(referrer).await?;
                 let parsed = match DeltaManifest::parse(&content) {
                     Ok(parsed) if parsed.target == manifest => parsed,
