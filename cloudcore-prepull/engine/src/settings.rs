@@ -16,7 +16,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use prepull_api::crd::settings::{ImagePrePullSettings, ImagePrePullSettingsStatus};
 use prepull_api::download::{MAX_WINDOWS, MAX_ZONE_NAME, Weekday, Window, Zone};
 use prepull_api::settings::NodeSettings;
@@ -24,6 +23,7 @@ use prepull_api::task::{JobUid, NodeName};
 use prepull_api::wire::EdgeMessage;
 use serde::{Deserialize, Serialize};
 
+use crate::prepull::aggregate::conditions::{Fact, merge_conditions};
 use crate::shared::node_view::NodeView;
 use crate::shared::objects::ObjectId;
 use crate::shared::pacing::Moment as _;
@@ -69,29 +69,14 @@ pub struct FleetSettings {
     /// Whether all objects are known.
     listed: bool,
     agents: BTreeMap<NodeName, Agent>,
-    /// Nodes that may need other settings.
-    changed: Changed,
+    /// Nodes that may need other settings, and whether all of them may.
+    changed: BTreeSet<NodeName>,
+    all_changed: bool,
+    /// Most nodes have no settings, and share these.
+    none: Arc<NodeSettings>,
     /// Whether a status may be another one, and when they were looked at.
     statuses_due: bool,
     looked: Option<Timestamp>,
-}
-
-#[derive(Debug, Default)]
-enum Changed {
-    #[default]
-    None,
-    Some(BTreeSet<NodeName>),
-    All,
-}
-
-impl Changed {
-    fn note(&mut self, node: &NodeName) {
-        match self {
-            Self::None => *self = Self::Some(BTreeSet::from([node.clone()])),
-            Self::Some(nodes) => _ = nodes.insert(node.clone()),
-            Self::All => {}
-        }
-    }
 }
 
 #[derive(Debug)]
@@ -113,13 +98,6 @@ struct Agent {
     has: Option<Arc<NodeSettings>>,
     /// What was sent in this session.
     sent: Option<Arc<NodeSettings>>,
-}
-
-/// What a node should have.
-enum Wanted {
-    These(NodeSettings),
-    /// An object that chooses it is invalid.
-    AsItIs,
 }
 
 impl FleetSettings {
@@ -144,7 +122,7 @@ impl FleetSettings {
             }
             Input::Gone(name) => _ = self.objects.remove(&name),
         }
-        self.changed = Changed::All;
+        self.all_changed = true;
         self.statuses_due = true;
     }
 
@@ -172,13 +150,13 @@ impl FleetSettings {
 
     /// All nodes may have other labels.
     pub(crate) fn relabel_all(&mut self) {
-        self.changed = Changed::All;
+        self.all_changed = true;
         self.statuses_due = true;
     }
 
     /// The node is new, or has other labels, or is gone.
     pub(crate) fn relabel(&mut self, node: &NodeName) {
-        self.changed.note(node);
+        self.changed.insert(node.clone());
         self.statuses_due = true;
     }
 
@@ -189,9 +167,9 @@ impl FleetSettings {
                 if self.agents.get(node).is_some_and(|agent| agent.session > *session) {
                     return;
                 }
-                let has = hello.settings.as_ref().map(bounded);
+                let has = hello.settings.as_ref().map(|settings| self.claimed(settings));
                 self.agents.insert(node.clone(), Agent { session: *session, has, sent: None });
-                self.changed.note(node);
+                self.changed.insert(node.clone());
             }
             SessionEvent::Down { node, session } => {
                 if self.agents.get(node).is_none_or(|agent| agent.session != *session) {
@@ -200,12 +178,13 @@ impl FleetSettings {
                 self.agents.remove(node);
             }
             SessionEvent::Message { node, session, message: EdgeMessage::Configured { settings, .. } } => {
+                let has = self.claimed(settings);
                 let Some(agent) = self.agents.get_mut(node).filter(|agent| agent.session == *session) else {
                     return;
                 };
-                agent.has = Some(bounded(settings));
+                agent.has = Some(has);
                 // It may answer to an earlier message of two.
-                self.changed.note(node);
+                self.changed.insert(node.clone());
             }
             SessionEvent::Message { .. } => return,
         }
@@ -218,20 +197,12 @@ impl FleetSettings {
             return Vec::new();
         }
         let mut actions = Vec::new();
-        match std::mem::take(&mut self.changed) {
-            Changed::None => {}
-            Changed::Some(names) => {
-                names
-                    .iter()
-                    .filter_map(|name| nodes.get(name))
-                    .for_each(|node| self.configure(node, &mut actions));
-            }
-            Changed::All => {
-                let connected: Vec<_> = self.agents.keys().filter_map(|name| nodes.get(name)).collect();
-                for node in connected {
-                    self.configure(node, &mut actions);
-                }
-            }
+        let mut changed = std::mem::take(&mut self.changed);
+        if std::mem::take(&mut self.all_changed) {
+            changed = self.agents.keys().cloned().collect();
+        }
+        for node in changed.iter().filter_map(|name| nodes.get(name)) {
+            self.configure(node, &mut actions);
         }
         if self.next_wakeup().is_some_and(|due| due <= now) {
             self.write_statuses(nodes, now, &mut actions);
@@ -246,7 +217,7 @@ impl FleetSettings {
     }
 
     fn configure(&mut self, node: &NodeView, actions: &mut Vec<Action>) {
-        let Wanted::These(wanted) = self.wanted(node) else { return };
+        let Some(wanted) = wanted(&self.choosing(node)) else { return };
         let Some(agent) = self.agents.get_mut(&node.name) else { return };
         let Some(has) = &agent.has else { return };
         if agent.sent.as_ref().unwrap_or(has).as_ref() != &wanted {
@@ -255,18 +226,21 @@ impl FleetSettings {
         }
     }
 
-    fn wanted(&self, node: &NodeView) -> Wanted {
-        let mut wanted = NodeSettings::default();
-        if !node.is_edge() {
-            return Wanted::These(wanted);
-        }
-        for entry in self.objects.values().take(MAX_SETTINGS).filter(|entry| entry.parsed.chooses(node)) {
-            match &entry.parsed.settings {
-                Ok(settings) => wanted.override_with(settings),
-                Err(_) => return Wanted::AsItIs,
-            }
-        }
-        Wanted::These(wanted)
+    /// The objects that choose a node, each with its place, in their precedence.
+    fn choosing(&self, node: &NodeView) -> Vec<(usize, &Entry)> {
+        let all = self.objects.values().take(MAX_SETTINGS).enumerate();
+        all.filter(|(_, entry)| node.is_edge() && entry.parsed.chooses(node)).collect()
+    }
+
+    /// What a node claims to have, in bounds that hold for all that a cloud sends. A lie counts as no settings: a stolen box
+    /// must not fill our memory.
+    fn claimed(&self, settings: &NodeSettings) -> Arc<NodeSettings> {
+        let has_long_zone =
+            |window: &Window| matches!(&window.time_zone, Zone::Named(name) if name.len() > MAX_ZONE_NAME);
+        let windows = &settings.windows;
+        let is_lie = windows.len() > MAX_WINDOWS
+            || windows.iter().any(|window| window.days.len() > Weekday::ALL.len() || has_long_zone(window));
+        if is_lie || settings.is_empty() { self.none.clone() } else { Arc::new(settings.clone()) }
     }
 
     fn write_statuses(
@@ -278,12 +252,12 @@ impl FleetSettings {
         self.looked = Some(now);
         self.statuses_due = false;
         let mut tallies = vec![Tally::default(); self.objects.len()];
-        for node in nodes.values().filter(|node| node.is_edge()) {
-            let state = self.state_of(node);
-            for (entry, tally) in self.objects.values().take(MAX_SETTINGS).zip(&mut tallies) {
-                if entry.parsed.settings.is_ok() && entry.parsed.chooses(node) {
-                    tally.count(&node.name, state);
-                }
+        for node in nodes.values() {
+            let chosen = self.choosing(node);
+            let valid = || chosen.iter().filter(|(_, entry)| entry.parsed.settings.is_ok());
+            if valid().next().is_some() {
+                let state = self.state_of(&node.name, wanted(&chosen).as_ref());
+                valid().for_each(|(index, _)| tallies[*index].count(&node.name, state));
             }
         }
         for (index, (entry, tally)) in self.objects.values_mut().zip(tallies).enumerate() {
@@ -304,25 +278,23 @@ impl FleetSettings {
         }
     }
 
-    fn state_of(&self, node: &NodeView) -> NodeState {
-        let Some(agent) = self.agents.get(&node.name) else { return NodeState::Offline };
-        match (&agent.has, self.wanted(node)) {
-            (None, _) => NodeState::TooOld,
-            (Some(has), Wanted::These(wanted)) if **has == wanted => NodeState::Informed,
-            (Some(_), _) => NodeState::Waiting,
+    fn state_of(&self, node: &NodeName, wanted: Option<&NodeSettings>) -> NodeState {
+        match self.agents.get(node).map(|agent| agent.has.as_deref()) {
+            None => NodeState::Offline,
+            Some(None) => NodeState::TooOld,
+            Some(has) if has == wanted => NodeState::Informed,
+            Some(_) => NodeState::Waiting,
         }
     }
 }
 
-/// What a node claims to have, in bounds that hold for all that a cloud sends. A lie counts as no settings: a stolen box
-/// must not fill our memory.
-fn bounded(settings: &NodeSettings) -> Arc<NodeSettings> {
-    let has_long_zone =
-        |window: &Window| matches!(&window.time_zone, Zone::Named(name) if name.len() > MAX_ZONE_NAME);
-    let windows = &settings.windows;
-    let is_lie = windows.len() > MAX_WINDOWS
-        || windows.iter().any(|window| window.days.len() > Weekday::ALL.len() || has_long_zone(window));
-    Arc::new(if is_lie { NodeSettings::default() } else { settings.clone() })
+/// What these objects set together. None while one of them is invalid: the node keeps what it has.
+fn wanted(chosen: &[(usize, &Entry)]) -> Option<NodeSettings> {
+    let mut wanted = NodeSettings::default();
+    for (_, entry) in chosen {
+        wanted.override_with(entry.parsed.settings.as_ref().ok()?);
+    }
+    Some(wanted)
 }
 
 #[derive(Clone, Copy)]
@@ -382,11 +354,11 @@ impl Tally {
         informed.count + waiting.count + too_old.count + offline.count
     }
 
-    /// Status, reason and message of the condition Ready.
-    fn judge(&self) -> (&'static str, &'static str, String) {
+    fn judge(&self) -> Fact {
+        let fact = |status, reason, message| Fact { type_: READY, status: Some(status), reason, message };
         let Self { informed: _, waiting, too_old, offline } = self;
         if self.nodes() == 0 {
-            return ("True", "NoNodes", "no edge node is chosen".to_owned());
+            return fact(true, "NoNodes", "no edge node is chosen".to_owned());
         }
         let old = "an agent that knows no settings (update edgecore-prepull)";
         let parts = [
@@ -396,38 +368,28 @@ impl Tally {
         ];
         let message = parts.into_iter().flatten().collect::<Vec<_>>().join("; ");
         match (too_old.count, waiting.count) {
-            (0, 0) => ("True", "InForce", message),
-            (0, _) => ("False", "Waiting", message),
-            _ => ("False", "AgentTooOld", message),
+            (0, 0) => fact(true, "InForce", message),
+            (0, _) => fact(false, "Waiting", message),
+            _ => fact(false, "AgentTooOld", message),
         }
     }
 }
 
 impl Entry {
     fn status_with(&self, tally: &Tally, is_beyond: bool, now: Timestamp) -> ImagePrePullSettingsStatus {
-        let (status, reason, message) = match &self.parsed.settings {
-            Err(refusal) => ("False", "Invalid", format!("{refusal}; the nodes keep what they have")),
-            Ok(_) if is_beyond => (
-                "False",
-                "TooMany",
-                format!("there are more than {MAX_SETTINGS}; the first ones by name count"),
-            ),
+        let bad = |reason, message| Fact { type_: READY, status: Some(false), reason, message };
+        let ready = match &self.parsed.settings {
+            Err(refusal) => bad("Invalid", format!("{refusal}; the nodes keep what they have")),
+            Ok(_) if is_beyond => {
+                bad("TooMany", format!("there are more than {MAX_SETTINGS}; the first ones by name count"))
+            }
             Ok(_) => tally.judge(),
-        };
-        let same = self.status.conditions.iter().find(|old| old.type_ == READY && old.status == status);
-        let ready = Condition {
-            type_: READY.to_owned(),
-            status: status.to_owned(),
-            reason: reason.to_owned(),
-            message,
-            observed_generation: Some(self.generation),
-            last_transition_time: same.map_or(Time(now), |old| old.last_transition_time.clone()),
         };
         ImagePrePullSettingsStatus {
             observed_generation: self.generation,
             nodes: tally.nodes(),
             informed: tally.informed.count,
-            conditions: vec![ready],
+            conditions: merge_conditions(&self.status.conditions, vec![ready], Some(self.generation), now),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The reports of a job, and what its status shows of its nodes and in its conditions. Pure.
 
-mod conditions;
+pub(crate) mod conditions;
 
 use prepull_api::crd::report::{MAX_NODES_IN_REPORT, ReportBody};
 use prepull_api::crd::status::{MAX_NODES_IN_STATUS, NodePhase, NodeStatus, Summary};

@@ -8,6 +8,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use prepull_api::crd::job::{
     ImagePrePullJob, ImagePrePullJobSpec, ImagePrePullTemplate, OverrideRule, OverriderEntry, RolloutStrategy,
 };
@@ -27,7 +28,7 @@ mod tests;
 mod upgrade;
 
 pub use download::{DownloadPolicy, VerifyPolicy};
-pub(crate) use download::{rate, window};
+pub(crate) use download::{rate, windows};
 pub use ratio::{Ratio, RatioError};
 pub use step::{MAX_STEPS, Step, StepError};
 
@@ -199,7 +200,7 @@ pub fn validate(job: &ImagePrePullJob) -> Result<ValidatedJob, Refusal> {
         name: job.metadata.name.clone().unwrap_or_default(),
         generation: job.metadata.generation.unwrap_or_default(),
         images: if removal.is_some() { Vec::new() } else { images(template)? },
-        nodes: nodes(template)?,
+        nodes: nodes(TEMPLATE, &template.node_names, template.label_selector.as_ref())?,
         overriders: indexed(&job.spec.image_pre_pull_overriders, overrider_group)?,
         registry_secrets: indexed(registry_secrets, |i, entry| {
             let field = format!("{TEMPLATE}.registrySecrets[{i}]");
@@ -353,23 +354,28 @@ fn images(template: &ImagePrePullTemplate) -> Result<Vec<JobImage>, Refusal> {
     }
 }
 
-fn nodes(template: &ImagePrePullTemplate) -> Result<NodeSelection, Refusal> {
-    match (template.node_names.as_slice(), &template.label_selector) {
+/// The nodes that the fields `nodeNames` and `labelSelector` of this part of an object choose.
+pub(crate) fn nodes(
+    part: &str,
+    names: &[String],
+    selector: Option<&LabelSelector>,
+) -> Result<NodeSelection, Refusal> {
+    match (names, selector) {
         ([], None) => {
-            Err(Refusal::new(TEMPLATE, "neither nodeNames nor labelSelector is set: set exactly one of them"))
+            Err(Refusal::new(part, "neither nodeNames nor labelSelector is set: set exactly one of them"))
         }
         ([_, ..], Some(_)) => {
-            Err(Refusal::new(TEMPLATE, "nodeNames and labelSelector are both set: keep exactly one of them"))
+            Err(Refusal::new(part, "nodeNames and labelSelector are both set: keep exactly one of them"))
         }
         (names, None) => Ok(NodeSelection::Names(indexed(names, |i, name| {
             if name.is_empty() {
-                return Err(Refusal::new(format!("{TEMPLATE}.nodeNames[{i}]"), "the node name is empty"));
+                return Err(Refusal::new(format!("{part}.nodeNames[{i}]"), "the node name is empty"));
             }
             Ok(NodeName(name.clone()))
         })?)),
         ([], Some(selector)) => Selector::try_from(selector)
             .map(NodeSelection::Labels)
-            .map_err(|e| Refusal::new(format!("{TEMPLATE}.labelSelector"), e)),
+            .map_err(|e| Refusal::new(format!("{part}.labelSelector"), e)),
     }
 }
 

@@ -1,5 +1,6 @@
 #![allow(clippy::unwrap_used)]
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use prepull_api::crd::EDGE_LABEL;
 use prepull_api::crd::settings::ImagePrePullSettingsSpec;
 use prepull_api::wire::Hello;

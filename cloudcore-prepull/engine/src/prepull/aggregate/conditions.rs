@@ -22,16 +22,17 @@ pub(crate) const FAILED: &str = "Failed";
 /// Condition type: whether the job has ended, either way.
 pub(crate) const FINISHED: &str = "Finished";
 
+/// A condition before it's compared with the one that was written last.
 #[derive(Clone, Debug)]
-struct Fact {
-    /// Valid, Progressing, Suspended, Paused, Complete, Failed or Finished.
-    type_: &'static str,
+pub(crate) struct Fact {
+    /// Of a job Valid, Progressing, Suspended, Paused, Complete, Failed or Finished.
+    pub(crate) type_: &'static str,
     /// True or False; `None` where it's unknown.
-    status: Option<bool>,
+    pub(crate) status: Option<bool>,
     /// One CamelCase word.
-    reason: &'static str,
+    pub(crate) reason: &'static str,
     /// One sentence.
-    message: String,
+    pub(crate) message: String,
 }
 
 /// The fate of a spec that differs from the one carried out.
@@ -157,7 +158,8 @@ fn facts(situation: &Situation<'_>) -> Vec<Fact> {
     [valid, suspension].into_iter().chain(rest).chain([finished]).collect()
 }
 
-fn merge_conditions(
+/// The conditions of these facts. One with the status that it had keeps its transition time.
+pub(crate) fn merge_conditions(
     before: &[Condition],
     facts: Vec<Fact>,
     generation: Option<i64>,

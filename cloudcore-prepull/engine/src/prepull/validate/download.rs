@@ -51,23 +51,18 @@ pub struct VerifyPolicy {
 pub(super) fn download_policy(spec: &ImagePrePullJobSpec) -> Result<DownloadPolicy, Refusal> {
     let DownloadSpec { max_rate, share_within_site: share, max_site_rate, deltas } =
         spec.download.clone().unwrap_or_default();
-    if spec.windows.len() > MAX_WINDOWS {
-        let message = format!("{} windows; at most {MAX_WINDOWS} are allowed", spec.windows.len());
-        return Err(Refusal::new("spec.windows", message));
-    }
-    let windows = indexed(&spec.windows, window)?;
+    let windows = windows(&spec.windows)?;
     let jitter = match filled(spec.window_jitter.as_ref()) {
         Some(text) => jitter(text, &windows)?,
         None => Duration::ZERO,
     };
-    let rate_of = |text: Option<&String>, field: &str| filled(text).map(|text| rate(text, field)).transpose();
-    let max_site_rate = rate_of(max_site_rate.as_ref(), "spec.download.maxSiteRate")?;
+    let max_site_rate = rate(max_site_rate.as_ref(), "spec.download.maxSiteRate")?;
     if max_site_rate.is_some() && share == Some(false) {
         let message = "needs shareWithinSite: nodes that download each for itself have only maxRate";
         return Err(Refusal::new("spec.download.maxSiteRate", message));
     }
     Ok(DownloadPolicy {
-        max_rate: rate_of(max_rate.as_ref(), "spec.download.maxRate")?,
+        max_rate: rate(max_rate.as_ref(), "spec.download.maxRate")?,
         windows,
         paused: spec.pause,
         jitter,
@@ -85,8 +80,13 @@ fn deltas_rule(text: &str) -> Result<Deltas, Refusal> {
     })
 }
 
+/// The rate in a field, if it's set.
+pub(crate) fn rate(text: Option<&String>, field: &str) -> Result<Option<NonZeroU64>, Refusal> {
+    filled(text).map(|text| bytes(text, field)).transpose()
+}
+
 /// A quantity of Kubernetes in whole bytes.
-pub(crate) fn rate(text: &str, field: &str) -> Result<NonZeroU64, Refusal> {
+fn bytes(text: &str, field: &str) -> Result<NonZeroU64, Refusal> {
     let refuse = || {
         let least = LEAST_RATE >> 10;
         Refusal::new(
@@ -112,8 +112,16 @@ pub(crate) fn rate(text: &str, field: &str) -> Result<NonZeroU64, Refusal> {
     rate.filter(|rate| *rate >= LEAST_RATE).and_then(NonZeroU64::new).ok_or_else(refuse)
 }
 
-/// A window of `spec.windows`.
-pub(crate) fn window(index: usize, spec: &WindowSpec) -> Result<Window, Refusal> {
+/// The windows in `spec.windows`.
+pub(crate) fn windows(specs: &[WindowSpec]) -> Result<Vec<Window>, Refusal> {
+    if specs.len() > MAX_WINDOWS {
+        let message = format!("{} windows; at most {MAX_WINDOWS} are allowed", specs.len());
+        return Err(Refusal::new("spec.windows", message));
+    }
+    indexed(specs, window)
+}
+
+fn window(index: usize, spec: &WindowSpec) -> Result<Window, Refusal> {
     let WindowSpec { days, start, duration, time_zone } = spec;
     let field = |part: &str| format!("spec.windows[{index}].{part}");
     let days = indexed(days, |i, text| {
