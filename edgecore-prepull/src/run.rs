@@ -14,7 +14,7 @@ use prepull_program::signals::wait_for_termination;
 use prepull_program::{log, process};
 use prepull_registry::Proxies;
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -178,7 +178,7 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<Ended> {
     let puller = Fetching::over_cri(CriPuller::new(endpoint), fetch).counted_in(metrics.clone());
     let puller = Arc::new(puller.shared_with(neighbourhood).with_clock(identity.clock().clone()));
     let limited = puller.clone();
-    tasks.spawn(follow(settings.watch(), shutdown.clone(), move |now| {
+    tasks.spawn(follow(settings.clone(), shutdown.clone(), move |now| {
         limited.bucket().set_rate(now.max_download_rate);
         limited.set_room(now.room);
     }));
@@ -190,7 +190,7 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<Ended> {
         let server = Server::new(hub.clone(), identity.clone(), puller.store(), metrics.clone());
         let limited = server.clone();
         let apply = move |now: &InForce| limited.bucket().set_rate(now.peer_max_upload_rate);
-        tasks.spawn(follow(settings.watch(), shutdown.clone(), apply));
+        tasks.spawn(follow(settings.clone(), shutdown.clone(), apply));
         tasks.spawn(server.serve(listener, shutdown.clone()));
     }
     let peer_address = peers.address(peer_port);
@@ -262,22 +262,9 @@ async fn wait_for_end(
     }
 }
 
-/// Applies the settings in force, and those that follow.
-async fn follow(
-    mut settings: watch::Receiver<InForce>,
-    shutdown: CancellationToken,
-    apply: impl Fn(&InForce),
-) {
-    let following = async {
-        loop {
-            apply(&settings.borrow_and_update());
-            // The sender lives as long as the node.
-            if settings.changed().await.is_err() {
-                return;
-            }
-        }
-    };
-    let _ = shutdown.run_until_cancelled(following).await;
+/// Applies the settings in force until `shutdown`.
+async fn follow(settings: Arc<CloudSettings>, shutdown: CancellationToken, apply: impl Fn(&InForce)) {
+    let _ = shutdown.run_until_cancelled(settings.follow(apply)).await;
 }
 
 /// What keeps tasks from upgrading this agent.

@@ -7,16 +7,20 @@
 //! The node's own settings are the upper bound: of each, the stricter is in force. What the cloud has set stays in force
 //! without a session and after a restart, until the cloud sets something else.
 
+use std::convert::Infallible;
 use std::fs;
 use std::io;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use indicatif::HumanBytes;
 use prepull_api::settings::NodeSettings;
 use prepull_window::write_window;
 use tokio::sync::watch;
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
 
 use crate::cloud::identity::replace_file;
 use crate::images::fetch::RoomRules;
@@ -24,6 +28,8 @@ use crate::units::Percent;
 
 /// The file with the cloud's settings, in the state directory.
 const FILE: &str = "settings.json";
+/// Interval of trying to write it: a full disk stays full for a while.
+const STORE_RETRY: Duration = Duration::from_secs(60);
 
 /// What the node's own settings say of those that the cloud may set.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,8 +85,7 @@ impl Own {
 pub(crate) struct CloudSettings {
     path: PathBuf,
     own: Own,
-    cloud: Mutex<NodeSettings>,
-    in_force: watch::Sender<InForce>,
+    cloud: watch::Sender<NodeSettings>,
     /// Held while the file is written: the last one to come must be the last one that's written.
     writing: Mutex<()>,
 }
@@ -98,36 +103,48 @@ impl CloudSettings {
             tracing::warn!(file = %path.display(), %error, "the cloud's settings for this node are not readable; it sends them again");
             NodeSettings::default()
         });
-        let in_force = watch::Sender::new(own.with(&cloud));
-        Self { path, own, cloud: Mutex::new(cloud), in_force, writing: Mutex::default() }
+        Self { path, own, cloud: watch::Sender::new(cloud), writing: Mutex::default() }
     }
 
     /// What the cloud has set last.
     pub(crate) fn of_cloud(&self) -> NodeSettings {
-        self.cloud.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.cloud.borrow().clone()
     }
 
-    /// What holds now, and from now on.
-    pub(crate) fn watch(&self) -> watch::Receiver<InForce> {
-        self.in_force.subscribe()
+    /// Applies what's in force now, and what follows, in an endless loop.
+    pub(crate) async fn follow(&self, apply: impl Fn(&InForce)) -> Infallible {
+        let mut cloud = self.cloud.subscribe();
+        loop {
+            apply(&self.own.with(&cloud.borrow_and_update()));
+            // The sender is borrowed here, so this can't fail.
+            let _ = cloud.changed().await;
+        }
     }
 
     /// Puts settings of the cloud in force.
     pub(crate) fn take(&self, cloud: NodeSettings) {
-        self.in_force.send_replace(self.own.with(&cloud));
-        *self.cloud.lock().unwrap_or_else(PoisonError::into_inner) = cloud;
+        self.cloud.send_replace(cloud);
     }
 
-    /// Writes what the cloud has set last, so that it survives a power cut, and returns it. Blocks.
-    ///
-    /// # Errors
-    /// The file can't be written. The settings are in force until the next restart.
-    pub(crate) fn store(&self) -> (NodeSettings, io::Result<()>) {
+    /// Writes what the cloud has set last, so that it survives a power cut, and returns it. Tries until that succeeds.
+    pub(crate) async fn keep(self: Arc<Self>) -> NodeSettings {
+        loop {
+            let settings = self.clone();
+            match spawn_blocking(move || settings.store()).await.map_err(io::Error::from).flatten() {
+                Ok(stored) => return stored,
+                Err(error) => {
+                    tracing::warn!(%error, "the cloud's settings can't be written: they are in force until the next restart");
+                }
+            }
+            sleep(STORE_RETRY).await;
+        }
+    }
+
+    fn store(&self) -> io::Result<NodeSettings> {
         let _turn = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let cloud = self.of_cloud();
-        let written = serde_json::to_vec(&cloud).map_err(io::Error::from);
-        let written = written.and_then(|text| replace_file(&self.path, &text, 0o600));
-        (cloud, written)
+        replace_file(&self.path, &serde_json::to_vec(&cloud)?, 0o600)?;
+        Ok(cloud)
     }
 }
 
@@ -197,20 +214,37 @@ mod tests {
         }
     }
 
-    #[test]
-    fn settings_survive_a_restart() {
+    #[tokio::test]
+    async fn settings_survive_a_restart() {
         let dir = tempfile::tempdir().unwrap();
+        let load = || Arc::new(CloudSettings::load(dir.path(), own(None, None)));
         let set = NodeSettings { max_download_rate: NonZeroU64::new(4096), ..NodeSettings::default() };
-        let before = CloudSettings::load(dir.path(), own(None, None));
-        let changes = before.watch();
+        let before = load();
         before.take(set.clone());
-        assert!(changes.has_changed().unwrap());
-        let (stored, written) = before.store();
-        written.unwrap();
-        let after = CloudSettings::load(dir.path(), own(None, None));
-        assert_eq!((after.of_cloud(), &stored), (set.clone(), &set));
-        assert_eq!(after.watch().borrow_and_update().max_download_rate, NonZeroU64::new(4096));
+        assert_eq!(before.keep().await, set);
+        assert_eq!(load().of_cloud(), set);
         fs::write(dir.path().join(FILE), "{").unwrap();
-        assert!(CloudSettings::load(dir.path(), own(None, None)).of_cloud().is_empty());
+        assert!(load().of_cloud().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn followers_see_each_change() {
+        let settings = CloudSettings::load(Path::new("/nonexistent"), own(Some(3000), None));
+        let seen = Mutex::new(Vec::new());
+        let follow =
+            settings.follow(|now| seen.lock().unwrap().push(now.max_download_rate.map(NonZeroU64::get)));
+        let change = async {
+            for rate in [5000, 2000] {
+                sleep(Duration::from_secs(1)).await;
+                let max_download_rate = NonZeroU64::new(rate);
+                settings.take(NodeSettings { max_download_rate, ..NodeSettings::default() });
+            }
+            sleep(Duration::from_secs(1)).await;
+        };
+        tokio::select! {
+            never = follow => match never {},
+            () = change => {}
+        }
+        assert_eq!(*seen.lock().unwrap(), [Some(3000), Some(3000), Some(2000)]);
     }
 }

@@ -7,8 +7,8 @@ use prepull_api::crd::settings::{ImagePrePullSettings, ImagePrePullSettingsStatu
 use prepull_engine::shared::objects::ObjectId;
 use serde_json::json;
 
-use crate::kube_api::object_write::{self, Endpoint, Target, WriteError};
-use crate::kube_api::refusal::{FailureLog, explain};
+use crate::kube_api::object_write::{self, Endpoint, Failure, Target, WriteError};
+use crate::kube_api::refusal::FailureLog;
 
 /// Its client is fenced, as that of every write.
 #[derive(Clone)]
@@ -28,23 +28,13 @@ impl SettingsWriter {
         // Any version: the status depends on nothing that another writer changes.
         let target = Target { name: &id.name, uid: &id.uid.0, version: None };
         let patch = object_write::patch(&api, target, Endpoint::Status, [("/status", json!(status))]);
-        if let Err(error) = object_write::in_time(patch).await
-            && !is_gone(&error)
-        {
-            let problem = error.explain::<ImagePrePullSettings>();
-            self.log.record("write", &id.name, problem.as_deref(), &error);
+        match object_write::in_time(patch).await {
+            Ok(_) => {}
+            Err(WriteError::Api(error)) if Failure::of(&error) == Failure::NotFound => {}
+            Err(error) => {
+                let problem = error.explain::<ImagePrePullSettings>();
+                self.log.record("write", &id.name, problem.as_deref(), &error);
+            }
         }
-    }
-}
-
-/// Whether the object is gone, or another one has its name.
-fn is_gone(error: &WriteError) -> bool {
-    use object_write::Failure::{Invalid, NotFound};
-    match error {
-        WriteError::Api(error) => {
-            let failure = object_write::Failure::of(error);
-            failure == NotFound || (failure == Invalid && explain::<ImagePrePullSettings>(error).is_none())
-        }
-        WriteError::Deadline => false,
     }
 }

@@ -5,6 +5,7 @@
 
 mod hello;
 mod recorder;
+mod settings;
 mod state;
 
 use std::collections::{HashMap, VecDeque};
@@ -12,16 +13,14 @@ use std::future::pending;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
-use std::time::Duration;
 
-use prepull_api::settings::NodeSettings;
 use prepull_api::task::{ImageOutcome, JobUid, TaskId, TaskOutcome};
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, MAX_OPEN_TASKS, Progress, truncate_reason};
 use prepull_program::errors::with_causes;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::{Id, JoinError, JoinSet, spawn_blocking};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::task::{Id, JoinError, JoinSet};
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{Instrument, debug, error, info, info_span, warn};
@@ -37,7 +36,7 @@ use crate::images::providers::Providers;
 use crate::images::puller::{Puller, Unpinned};
 use crate::images::site::Hub;
 use crate::metrics::Metrics;
-use crate::settings::{CloudSettings, describe_settings};
+use crate::settings::CloudSettings;
 use crate::status::TaskStatus;
 use crate::tasks::agent::{
     Agent, AgentEffect, AgentEvent, BootTime, Execution, NodeClock, Now, TaskEnd, TaskRecord,
@@ -51,9 +50,6 @@ const UPDATES: usize = 64;
 /// Outgoing messages before the loop stops reading from the tunnel. Each task may have a result, an acceptance and an
 /// answer to a repeated assignment.
 const OUTBOX: usize = 4 * MAX_OPEN_TASKS;
-
-/// Interval of trying to write the cloud's settings: a full disk stays full for a while.
-const STORE_RETRY: Duration = Duration::from_secs(60);
 
 /// Settings of a node.
 #[derive(Clone, Debug)]
@@ -149,8 +145,7 @@ impl<P: Puller> Node<P> {
             storing: None,
             sharing: None,
         };
-        node.metrics.status().configure(node.settings.of_cloud());
-        node.metrics.set_windows(node.agent.clock().own_openings(), node.hub.clock().clone());
+        node.show_settings();
         for record in records.iter().filter(|record| record.result.is_none()) {
             node.executor.hold(&record.task);
         }
@@ -416,39 +411,6 @@ impl<P: Puller> Node<P> {
                 debug!(?message, "message is not for the agent");
             }
         }
-    }
-
-    /// Puts the cloud's settings in force, and answers when they're on the disk.
-    fn configure(&mut self, settings: NodeSettings, link: &Link) {
-        info!(settings = %describe_settings(&settings), "the cloud has set the node's settings");
-        self.handle(AgentEvent::Windows(settings.windows.clone()));
-        self.metrics.status().configure(settings.clone());
-        self.settings.take(settings);
-        let (clock, now) = (self.agent.clock().clone(), self.now());
-        self.metrics.set_windows(clock.own_openings(), self.hub.clock().clone());
-        for control in self.controls.values() {
-            control.send_if_modified(|control| {
-                let terms = control.terms.under(&clock, now);
-                let is_new = terms != control.terms;
-                control.terms = terms;
-                is_new
-            });
-        }
-        let (settings, link, windows) = (self.settings.clone(), link.clone(), clock.reported());
-        let storing = tokio::spawn(async move {
-            loop {
-                let store = settings.clone();
-                let Ok((settings, stored)) = spawn_blocking(move || store.store()).await else { return };
-                match stored {
-                    Ok(()) => return link.send(EdgeMessage::Configured { settings, windows }).await,
-                    Err(error) => {
-                        warn!(%error, "the cloud's settings can't be written: they are in force until the next restart");
-                    }
-                }
-                sleep(STORE_RETRY).await;
-            }
-        });
-        self.storing = Some(AbortOnDropHandle::new(storing));
     }
 
     /// Pins that can't be removed now are in the next `Hello`, and the cloud asks again.

@@ -4,11 +4,25 @@
 //! those that carry information may remain.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    JSON, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
+    CustomResourceDefinition, JSON, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
 
+/// Corrects the schemas of a definition of ours, and lets more be corrected in its status.
+pub(super) fn correct(crd: &mut CustomResourceDefinition, status: impl Fn(&mut JSONSchemaProps)) {
+    for version in &mut crd.spec.versions {
+        if let Some(root) = version.schema.as_mut().and_then(|schema| schema.open_api_v3_schema.as_mut()) {
+            remove_empty_defaults(root);
+            replace_unsigned_formats(root);
+            if let Some(schema) = root.properties.as_mut().and_then(|fields| fields.get_mut("status")) {
+                remove_all_defaults(schema);
+                status(schema);
+            }
+        }
+    }
+}
+
 /// Removes defaults that only say that a field may be absent: objects, null and the empty string.
-pub(super) fn remove_empty_defaults(schema: &mut JSONSchemaProps) {
+fn remove_empty_defaults(schema: &mut JSONSchemaProps) {
     if schema.default.as_ref().is_some_and(|JSON(value)| value.is_object() || value.is_null() || value == "")
     {
         schema.default = None;

@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::{CustomResource, CustomResourceExt, KubeSchema};
 use serde::{Deserialize, Serialize};
 
-use super::defaults::{remove_all_defaults, remove_empty_defaults, replace_unsigned_formats};
+use super::defaults::correct;
 use super::download::{DownloadSpec, VerifySpec, WindowSpec};
 use super::remove::RemoveSpec;
 use super::status::ImagePrePullJobStatus;
@@ -348,18 +348,7 @@ fn keep_state_of_kubeedge(status: &mut JSONSchemaProps) {
 /// The definition of ImagePrePullJob. `v1alpha2` is stored, and `v1alpha1` has the same schema, so no conversion is needed.
 pub fn crd() -> CustomResourceDefinition {
     let mut crd = ImagePrePullJob::crd();
-    for version in &mut crd.spec.versions {
-        if let Some(root) = version.schema.as_mut().and_then(|schema| schema.open_api_v3_schema.as_mut()) {
-            remove_empty_defaults(root);
-            replace_unsigned_formats(root);
-            root.properties.iter_mut().flatten().filter(|(name, _)| *name == "status").for_each(
-                |(_, status)| {
-                    remove_all_defaults(status);
-                    keep_state_of_kubeedge(status);
-                },
-            );
-        }
-    }
+    correct(&mut crd, keep_state_of_kubeedge);
     let mut old = crd.spec.versions[0].clone();
     "v1alpha1".clone_into(&mut old.name);
     old.storage = false;

@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
 use kube::{CustomResource, CustomResourceExt, KubeSchema};
 use serde::{Deserialize, Serialize};
 
-use super::defaults::{remove_all_defaults, remove_empty_defaults, replace_unsigned_formats};
+use super::defaults::correct;
 use super::download::WindowSpec;
 
 /// Settings of the agents on some nodes.
@@ -86,14 +86,6 @@ pub struct ImagePrePullSettingsStatus {
 /// The definition for the cluster.
 pub fn crd() -> CustomResourceDefinition {
     let mut crd = ImagePrePullSettings::crd();
-    for version in &mut crd.spec.versions {
-        if let Some(root) = version.schema.as_mut().and_then(|schema| schema.open_api_v3_schema.as_mut()) {
-            remove_empty_defaults(root);
-            replace_unsigned_formats(root);
-            if let Some(status) = root.properties.as_mut().and_then(|all| all.get_mut("status")) {
-                remove_all_defaults(status);
-            }
-        }
-    }
+    correct(&mut crd, |_| {});
     crd
 }
