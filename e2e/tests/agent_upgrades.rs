@@ -14,6 +14,9 @@ use prepull_e2e::parts;
 use prepull_e2e::ports::Port;
 use prepull_e2e::prelude::*;
 use prepull_e2e::signing::{Form, Signer};
+use serde_json::json;
+
+use crate::settings::Settings;
 
 /// The downloaded program of the machine.
 const DOWNLOAD: &str = "/root/download";
@@ -294,10 +297,16 @@ async fn an_upgrade_survives_power_cuts() -> Result<()> {
     let node = node.power_on(&mut disk).await?;
     job.completes().await?;
 
-    // A success must be on the disk.
+    // A success must be on the disk, and so must settings that the status calls in force.
+    let settings = Settings::of(&cluster);
+    settings.apply("cap", json!({ "nodeNames": ["edge-1"], "maxDownloadRate": "64Mi" })).await?;
+    settings.are_in_force("cap").await?;
     disk.cut_power()?;
     let node = node.power_on(&mut disk).await?;
     node.proves("2.0.0").await?;
+    settings.are_in_force("cap").await?;
+    let sent = cloud.log().matches("sends the settings of the node").count();
+    ensure!(sent == 1, "they were sent {sent} times");
     let image = node.registry.seed(&Image::of_layers("afterwards", &[MIB])?, "team/afterwards:v1")?;
     cluster.job("afterwards").on(["edge-1"]).images([&image]).completes().await?;
     ensure!(node.is_launched().await?, "the installed program runs");

@@ -8,6 +8,8 @@ use prepull_e2e::parts;
 use prepull_e2e::prelude::*;
 use serde_json::{Value, json};
 
+use crate::settings::Settings;
+
 /// A box of 16 GB, scaled down.
 const DISK: u64 = 160 * MIB;
 /// A common layer of all versions, and the layer of each.
@@ -102,6 +104,13 @@ async fn a_refusal_says_what_could_go() -> Result<()> {
     ensure!(node.has_image(&old).await?, "only --make-room removes it");
     // Only the unpacked sizes of layers were requested.
     ensure!(fetched() - before < MIB / 16, "{} bytes were fetched", fetched() - before);
+
+    // The cloud decides where the node's own settings leave it open.
+    let settings = Settings::of(&site.cluster);
+    settings.apply("room", json!({ "nodeNames": ["edge-1"], "makeRoom": true })).await?;
+    settings.are_in_force("room").await?;
+    attempt("made", size * 5 / 100, true).await?;
+    ensure!(node.has_image(&reference).await? && !node.has_image(&old).await?);
     Ok(())
 }
 

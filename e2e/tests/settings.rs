@@ -14,10 +14,14 @@ const SIZE: u64 = 4 * MIB;
 const CAP: u64 = 512 * 1024;
 
 /// The objects of a site's cluster.
-struct Settings(Api<ImagePrePullSettings>);
+pub(crate) struct Settings(Api<ImagePrePullSettings>);
 
 impl Settings {
-    async fn apply(&self, name: &str, spec: Value) -> Result<()> {
+    pub(crate) fn of(cluster: &Cluster) -> Self {
+        Self(Api::all(cluster.client()))
+    }
+
+    pub(crate) async fn apply(&self, name: &str, spec: Value) -> Result<()> {
         let object = json!({
             "apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullSettings",
             "metadata": { "name": name }, "spec": spec,
@@ -45,7 +49,7 @@ impl Settings {
         .await
     }
 
-    async fn are_in_force(&self, name: &str) -> Result<()> {
+    pub(crate) async fn are_in_force(&self, name: &str) -> Result<()> {
         self.until("the settings are in force", name, |status, ready| {
             (status.nodes, status.informed, ready) == (1, 1, "True InForce: ")
         })
@@ -66,7 +70,7 @@ async fn says(node: &EdgeNode, line: &str, is_there: bool) -> Result<()> {
 #[tokio::test]
 async fn settings_hold_for_running_tasks_and_restarts() -> Result<()> {
     let mut site = Site::start().await?;
-    let settings = Settings(Api::all(site.cluster.client()));
+    let settings = Settings::of(&site.cluster);
     let mut node = site.node("edge-1").await?.args(&["--max-download-rate", "2MiB"]).await?;
     let (image, reference) = site.image("set", &[SIZE])?;
     let layer = image.blobs().last().context("no layer")?;
@@ -89,6 +93,7 @@ async fn settings_hold_for_running_tasks_and_restarts() -> Result<()> {
     settings.until("no node is chosen", "south", |_, ready| ready.starts_with("True NoNodes")).await?;
     let set = format!("the cloud has set: at most 512.00 KiB/s, windows {opens}+1h UTC");
     says(&node, &set, true).await?;
+    assert!(node.metrics().await?.sum("edgecore_prepull_download_window_open", &[]) < 0.5, "it's closed");
     let job = site.job("set").images([&reference]).on(["edge-1"]).timeout_seconds(300).apply().await?;
     let waits = format!("waits for its window, opens at {opens} UTC");
     job.until("the node waits", |status| {
@@ -131,7 +136,7 @@ async fn settings_hold_for_running_tasks_and_restarts() -> Result<()> {
 #[tokio::test]
 async fn a_nodes_own_settings_are_the_upper_bound() -> Result<()> {
     let site = Site::start().await?;
-    let settings = Settings(Api::all(site.cluster.client()));
+    let settings = Settings::of(&site.cluster);
     let own = ["--max-download-rate", "512KiB", "--make-room=false"];
     let node = site.node("edge-1").await?.args(&own).await?;
     let (_, reference) = site.image("bounded", &[2 * MIB])?;

@@ -14,6 +14,8 @@ use prepull_e2e::intruder::Wire;
 use prepull_e2e::prelude::*;
 use serde_json::json;
 
+use crate::settings::Settings;
+
 /// Limit for a job over a few boxes.
 const LIMIT: Duration = Duration::from_secs(120);
 /// Bits a second of an uplink that makes nobody wait for long.
@@ -93,6 +95,29 @@ async fn a_delta_crosses_the_uplink_once() -> Result<()> {
         ensure!(image.facts.delta_saved_bytes.is_some_and(|saved| saved > 11 * MIB), "{name}: {image:?}");
     }
     deltas.iter().try_for_each(fetches)
+}
+
+#[tokio::test]
+async fn the_cloud_caps_what_a_box_passes_on() -> Result<()> {
+    const RATE: u64 = 2 * MIB;
+    let boxes = Boxes::start(&sharing(2, FAST)).await?;
+    boxes.cluster.job("first").images([&boxes.reference]).on(["edge-1"]).completes().await?;
+    let settings = Settings::of(&boxes.cluster);
+    settings.apply("uploads", json!({ "nodeNames": ["edge-1"], "peerMaxUploadRate": "2Mi" })).await?;
+    settings.are_in_force("uploads").await?;
+    let begun = Instant::now();
+    let second = boxes.cluster.job("second").images([&boxes.reference]).on(["edge-2"]);
+    second.apply().await?.within(LIMIT).completes().await?;
+    let served =
+        boxes.get("edge-1")?.node.metrics().await?.sum("edgecore_prepull_peer_served_bytes_total", &[]);
+    let served = Duration::from_secs_f64(served / 2_097_152.0);
+    ensure!(served > Duration::from_secs(1), "it has passed on next to nothing");
+    ensure!(
+        served < begun.elapsed().mul_f64(1.2),
+        "{served:?} at {RATE} bytes a second, in {:?}",
+        begun.elapsed()
+    );
+    Ok(())
 }
 
 #[tokio::test]
