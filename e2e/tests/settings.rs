@@ -67,6 +67,11 @@ async fn says(node: &EdgeNode, line: &str, is_there: bool) -> Result<()> {
     .await
 }
 
+/// Whether the node's windows let it download, by its metrics.
+async fn is_open(node: &EdgeNode) -> Result<bool> {
+    Ok(node.metrics().await?.sum("edgecore_prepull_download_window_open", &[]) > 0.5)
+}
+
 #[tokio::test]
 async fn settings_hold_for_running_tasks_and_restarts() -> Result<()> {
     let mut site = Site::start().await?;
@@ -74,6 +79,9 @@ async fn settings_hold_for_running_tasks_and_restarts() -> Result<()> {
     let mut node = site.node("edge-1").await?.args(&["--max-download-rate", "2MiB"]).await?;
     let (image, reference) = site.image("set", &[SIZE])?;
     let layer = image.blobs().last().context("no layer")?;
+
+    node.is_connected().await?;
+    ensure!(is_open(&node).await?, "it has no window yet");
 
     // A group without the node, and one with a closed window.
     site.cluster.label_node("edge-1", "shop", Some("north")).await?;
@@ -93,7 +101,7 @@ async fn settings_hold_for_running_tasks_and_restarts() -> Result<()> {
     settings.until("no node is chosen", "south", |_, ready| ready.starts_with("True NoNodes")).await?;
     let set = format!("the cloud has set: at most 512.00 KiB/s, windows {opens}+1h UTC");
     says(&node, &set, true).await?;
-    assert!(node.metrics().await?.sum("edgecore_prepull_download_window_open", &[]) < 0.5, "it's closed");
+    ensure!(!is_open(&node).await?, "its window is closed");
     let job = site.job("set").images([&reference]).on(["edge-1"]).timeout_seconds(300).apply().await?;
     let waits = format!("waits for its window, opens at {opens} UTC");
     job.until("the node waits", |status| {
@@ -168,4 +176,30 @@ async fn a_nodes_own_settings_are_the_upper_bound() -> Result<()> {
     let row: Vec<_> = listed.lines().last().unwrap_or_default().split_whitespace().take(4).collect();
     assert_eq!(row, ["50-shops", "1", "1", "True"], "{listed}");
     Ok(())
+}
+
+#[tokio::test]
+async fn jobs_go_on_without_the_right_to_read_settings() -> Result<()> {
+    let mut site = Site::in_own_cluster().await?;
+    let _node = site.node("edge-1").await?.await?;
+    // A role of an earlier release.
+    let role = site.cluster.kubectl(&["get", "clusterrole", "cloudcore-prepull", "-o", "json"]).await?;
+    let mut role: Value = serde_json::from_str(&role)?;
+    let rules = role["rules"].as_array_mut().context("no rules")?;
+    rules.retain(|rule| !rule["resources"].to_string().contains("imageprepullsettings"));
+    let file = site.cluster.place().dir().join("role.json");
+    std::fs::write(&file, role.to_string())?;
+    site.cluster.kubectl(&["replace", "-f", file.to_str().context("not UTF-8")?]).await?;
+    site.cloud.terminate().await?;
+    site.cloud.restart().await?;
+    let (_, reference) = site.image("goes-on", &[MIB])?;
+    site.job("goes-on").images([&reference]).on(["edge-1"]).completes().await?;
+    eventually("the log has the remedy", SOON, async || {
+        let log = site.cloud.log();
+        let remedy = "kubectl apply -f manifests/cloudcore-prepull/rbac.yaml";
+        let has_remedy = |line: &str| line.contains("imageprepullsettings") && line.contains(remedy);
+        ensure!(log.lines().any(has_remedy), "the log has no line with {remedy}");
+        Ok(())
+    })
+    .await
 }
