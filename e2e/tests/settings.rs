@@ -168,13 +168,39 @@ async fn a_nodes_own_settings_are_the_upper_bound() -> Result<()> {
     settings.are_in_force("50-shops").await?;
     says(
         &node,
-        "at most 2.00 MiB/s, uploads at most 10.00 MiB/s, windows 22:00+6h Node, disk at most 80% full",
+        "at most 2.00 MiB/s, uploads at most 10.00 MiB/s, windows 22:00+6h Node, disk at most 80% full, makes room, keeps unfinished pulls for 6h",
         true,
     )
     .await?;
     let listed = site.cluster.kubectl(&["get", "ipps", "50-shops"]).await?;
     let row: Vec<_> = listed.lines().last().unwrap_or_default().split_whitespace().take(4).collect();
     assert_eq!(row, ["50-shops", "1", "1", "True"], "{listed}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn leftovers_go_after_the_clouds_time() -> Result<()> {
+    const KEPT: Duration = Duration::from_secs(60);
+    let site = Site::start().await?;
+    let settings = Settings::of(&site.cluster);
+    let node = site.node("edge-1").await?.await?;
+    settings.apply("brief", json!({ "nodeNames": ["edge-1"], "keepUnfinished": "1m" })).await?;
+    settings.are_in_force("brief").await?;
+    says(&node, "the cloud has set: keeps unfinished pulls for 1m", true).await?;
+
+    let (_, reference) = site.image("late", &[16 * MIB])?;
+    site.link.throttle(Some(2 * MIB));
+    let began = Instant::now();
+    site.job("late").images([&reference]).on(["edge-1"]).timeout_seconds(5).fails().await?;
+    node.forgets_all_tasks().await?;
+    let left = async || anyhow::Ok(node.containerd().ingests().await?.values().sum::<u64>());
+    ensure!(left().await? > 2 * MIB, "nothing was left for the next round");
+    eventually("what the pull had fetched is gone", KEPT * 2, async || {
+        ensure!(left().await? == 0, "it's there");
+        Ok(())
+    })
+    .await?;
+    ensure!(began.elapsed() > KEPT, "it went after {:?}", began.elapsed());
     Ok(())
 }
 

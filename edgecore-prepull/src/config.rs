@@ -23,7 +23,7 @@ use crate::images::providers::ProviderSettings;
 use crate::images::runtime::RuntimeEndpoint;
 use crate::settings::Own;
 pub use crate::units::{Amount, Percent};
-pub(crate) use values::{DownloadWindow, Listen, MaxTasks, Patience, PeerAddressText, Rate};
+pub(crate) use values::{DownloadWindow, KeepTime, Listen, MaxTasks, Patience, PeerAddressText, Rate};
 
 /// The number of layers of one image that containerd fetches at a time. More would only share the same link.
 // The value is not zero.
@@ -122,6 +122,11 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "BOOL", env = "PREPULL_MAKE_ROOM", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) make_room: Option<bool>,
+    /// How long to keep what unfinished pulls have fetched, once no task wants it, as 6h; from 1m to 336h. A full disk ends
+    /// it earlier [default: 24h]
+    #[arg(long, value_name = "TIME", env = "PREPULL_KEEP_UNFINISHED")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) keep_unfinished: Option<KeepTime>,
     /// Rebuild images from earlier ones and deltas, where the registry has deltas [default: true]
     #[arg(long, value_name = "BOOL", env = "PREPULL_DELTAS", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -168,6 +173,8 @@ pub(crate) struct Effective {
     pub(crate) limits: Limits,
     /// `--make-room`, if it's given: the cloud can't go beyond it.
     pub(crate) makes_room: Option<bool>,
+    /// `--keep-unfinished`, if it's given, likewise.
+    pub(crate) keep_unfinished: Option<Duration>,
     /// How images are downloaded.
     pub(crate) fetch: FetchSettings,
     /// How layers are shared with the neighbours of the site.
@@ -186,6 +193,7 @@ impl Effective {
             peer_max_upload_rate: self.peers.max_upload_rate.map(|Rate(rate)| rate),
             room: self.fetch.room,
             make_room: self.makes_room,
+            keep_unfinished: self.keep_unfinished,
         }
     }
 }
@@ -310,6 +318,7 @@ impl Settings {
             peer_max_upload_rate,
             image_gc_high_threshold,
             make_room,
+            keep_unfinished,
             deltas,
             kubelet_dir,
             image_credential_provider_config,
@@ -334,6 +343,7 @@ impl Settings {
             download_windows: if download_window.is_empty() { file.download_window } else { download_window },
             limits,
             makes_room: make_room.or(file.make_room),
+            keep_unfinished: keep_unfinished.or(file.keep_unfinished).map(|KeepTime(time)| time),
             fetch: FetchSettings {
                 mode: fetch.or(file.fetch).unwrap_or_default(),
                 max_rate: max_download_rate.or(file.max_download_rate).map(|Rate(rate)| rate),

@@ -148,6 +148,7 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<Ended> {
         download_windows,
         limits,
         makes_room: _,
+        keep_unfinished: _,
         fetch,
         peers,
         kubelet_dir,

@@ -28,6 +28,8 @@ use crate::units::Percent;
 
 /// The file with the cloud's settings, in the state directory.
 const FILE: &str = "settings.json";
+/// Another round of a job comes within a day or never.
+const DEFAULT_KEEP_UNFINISHED: Duration = Duration::from_secs(24 * 3600);
 /// Interval of trying to write it: a full disk stays full for a while.
 const STORE_RETRY: Duration = Duration::from_secs(60);
 
@@ -42,6 +44,8 @@ pub(crate) struct Own {
     pub(crate) room: RoomRules,
     /// `--make-room`, if it's given.
     pub(crate) make_room: Option<bool>,
+    /// `--keep-unfinished`, if it's given.
+    pub(crate) keep_unfinished: Option<Duration>,
 }
 
 /// What holds now. The windows are part of [`crate::tasks::agent::NodeClock`].
@@ -53,12 +57,13 @@ pub(crate) struct InForce {
     pub(crate) peer_max_upload_rate: Option<NonZeroU64>,
     /// Limits for the free space.
     pub(crate) room: RoomRules,
+    /// How long to keep what unfinished pulls have fetched, once no task wants it.
+    pub(crate) keep_unfinished: Duration,
 }
 
 impl Own {
     /// The stricter of each.
     fn with(&self, cloud: &NodeSettings) -> InForce {
-        let lower = |own: Option<NonZeroU64>, cloud| own.into_iter().chain(cloud).min();
         let threshold = cloud.image_gc_high_threshold.map_or(self.room.gc_high_threshold, |percent| {
             Percent(u32::from(percent).min(self.room.gc_high_threshold.0))
         });
@@ -67,6 +72,8 @@ impl Own {
             max_download_rate: lower(self.max_download_rate, cloud.max_download_rate),
             peer_max_upload_rate: lower(self.peer_max_upload_rate, cloud.peer_max_upload_rate),
             room: RoomRules { gc_high_threshold: threshold, make_room, ..self.room },
+            keep_unfinished: lower(self.keep_unfinished, cloud.keep_unfinished)
+                .unwrap_or(DEFAULT_KEEP_UNFINISHED),
         }
     }
 }
@@ -76,8 +83,19 @@ impl Own {
     /// No limits, and the defaults.
     pub(crate) fn unlimited() -> Self {
         let room = crate::images::fetch::FetchSettings::default().room;
-        Self { max_download_rate: None, peer_max_upload_rate: None, room, make_room: None }
+        Self {
+            max_download_rate: None,
+            peer_max_upload_rate: None,
+            room,
+            make_room: None,
+            keep_unfinished: None,
+        }
     }
+}
+
+/// The lower of both.
+fn lower<T: Ord>(own: Option<T>, cloud: Option<T>) -> Option<T> {
+    own.into_iter().chain(cloud).min()
 }
 
 /// The cloud's settings for this node.
@@ -109,6 +127,11 @@ impl CloudSettings {
     /// What the cloud has set last.
     pub(crate) fn of_cloud(&self) -> NodeSettings {
         self.cloud.borrow().clone()
+    }
+
+    /// What's in force now.
+    pub(crate) fn in_force(&self) -> InForce {
+        self.own.with(&self.cloud.borrow())
     }
 
     /// Applies what's in force now, and what follows, in an endless loop.
@@ -150,8 +173,14 @@ impl CloudSettings {
 
 /// Settings of the cloud in words, for a log and for people at the box.
 pub(crate) fn describe_settings(settings: &NodeSettings) -> String {
-    let NodeSettings { max_download_rate, peer_max_upload_rate, windows, image_gc_high_threshold, make_room } =
-        settings;
+    let NodeSettings {
+        max_download_rate,
+        peer_max_upload_rate,
+        windows,
+        image_gc_high_threshold,
+        make_room,
+        keep_unfinished,
+    } = settings;
     let rate = |what: &str, rate: &Option<NonZeroU64>| {
         rate.map(|rate| format!("{what} {}/s", HumanBytes(rate.get())))
     };
@@ -162,6 +191,8 @@ pub(crate) fn describe_settings(settings: &NodeSettings) -> String {
         (!windows.is_empty()).then(|| format!("windows {}", windows.join("; "))),
         image_gc_high_threshold.map(|percent| format!("disk at most {percent}% full")),
         make_room.map(|makes| if makes { "makes room" } else { "makes no room" }.to_owned()),
+        keep_unfinished
+            .map(|time| format!("keeps unfinished pulls for {}", humantime::format_duration(time))),
     ];
     let parts: Vec<_> = parts.into_iter().flatten().collect();
     if parts.is_empty() { "none".to_owned() } else { parts.join(", ") }
@@ -195,6 +226,26 @@ mod tests {
             let in_force = own(rate, None).with(&cloud);
             let rate = in_force.max_download_rate.map(NonZeroU64::get);
             assert_eq!((rate, in_force.room.gc_high_threshold.0), expected, "{cloud:?}");
+        }
+    }
+
+    #[test]
+    fn the_shorter_time_is_in_force() {
+        let hours = |hours: u64| Duration::from_secs(hours * 3600);
+        for (own_time, cloud, expected) in [
+            (None, None, 24),
+            (None, Some(72), 72),
+            (Some(6), None, 6),
+            (Some(6), Some(72), 6),
+            (Some(6), Some(1), 1),
+        ] {
+            let own = Own { keep_unfinished: own_time.map(hours), ..Own::unlimited() };
+            let cloud = NodeSettings { keep_unfinished: cloud.map(hours), ..NodeSettings::default() };
+            assert_eq!(
+                own.with(&cloud).keep_unfinished,
+                hours(expected),
+                "own {own_time:?}, cloud {cloud:?}"
+            );
         }
     }
 

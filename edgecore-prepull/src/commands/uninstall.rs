@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 
@@ -203,7 +204,7 @@ async fn unpin_all(puller: &CriPuller) -> anyhow::Result<()> {
 async fn release_all(puller: &CriPuller) -> anyhow::Result<()> {
     // There are none, or the runtime has no leases or is gone as well.
     let Some(leases) = puller.count_leases().await.filter(|leases| *leases > 0) else { return Ok(()) };
-    puller.release_unwanted(&[], true).await;
+    puller.release_unwanted(&[], Duration::ZERO).await;
     match puller.count_leases().await {
         Some(0) => say(&format!("released what {leases} unfinished pulls had downloaded")),
         _ => say(

@@ -3,10 +3,12 @@
 use std::fmt::Display;
 use std::net::SocketAddr;
 use std::num::{NonZeroU32, NonZeroU64};
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
 use prepull_api::download::Window;
+use prepull_api::settings::KEEP_UNFINISHED;
 use prepull_api::sites::is_address;
 use prepull_api::wire::MAX_OPEN_TASKS;
 use prepull_window::{BadWindow, parse_window, write_window};
@@ -18,10 +20,9 @@ use crate::units::{Amount, Percent};
 /// Reachable only from the machine itself: the metrics of a node are for a collector on that node.
 pub(super) const DEFAULT_METRICS_LISTEN: &str = "127.0.0.1:10004";
 
-/// Shortest patience. The cloud sends a reminder every 20 s; with less patience each box would download for itself.
-const LEAST_PATIENCE: Duration = Duration::from_secs(30);
-/// Longest patience: after a day without a message from the cloud, waiting helps no box.
-const LONGEST_PATIENCE: Duration = Duration::from_secs(24 * 3600);
+/// The cloud sends a reminder every 20 s; with less patience each box would download for itself. After a day without a message
+/// from the cloud, waiting helps no box.
+const PATIENCE: RangeInclusive<Duration> = Duration::from_secs(30)..=Duration::from_secs(24 * 3600);
 
 /// The value of `--metrics-listen` and of `--peer-listen`: an address, or `off`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,10 +83,13 @@ impl FromStr for Patience {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let time = humantime::parse_duration(text).ok();
-        let time = time.filter(|time| (LEAST_PATIENCE..=LONGEST_PATIENCE).contains(time));
+        let time = time_within(text, &PATIENCE);
         time.map(Self).ok_or_else(|| format!("{text:?} is not a time from 30s to 24h: write 60s or 10m"))
     }
+}
+
+fn time_within(text: &str, bounds: &RangeInclusive<Duration>) -> Option<Duration> {
+    humantime::parse_duration(text).ok().filter(|time| bounds.contains(time))
 }
 
 impl Serialize for Patience {
@@ -95,6 +99,31 @@ impl Serialize for Patience {
 }
 
 impl<'de> Deserialize<'de> for Patience {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_flag(deserializer)
+    }
+}
+
+/// The value of `--keep-unfinished`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KeepTime(pub(crate) Duration);
+
+impl FromStr for KeepTime {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let time = time_within(text, &KEEP_UNFINISHED);
+        time.map(Self).ok_or_else(|| format!("{text:?} is not a time from 1m to 336h: write 6h or 3days"))
+    }
+}
+
+impl Serialize for KeepTime {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&humantime::format_duration(self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for KeepTime {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         from_flag(deserializer)
     }

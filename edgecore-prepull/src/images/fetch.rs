@@ -46,6 +46,7 @@ use std::convert::Infallible;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use prepull_api::download::{Deltas, VerificationMode};
 use prepull_api::failure::FailureCode;
@@ -410,8 +411,8 @@ impl<P: Puller> Puller for Fetching<P> {
         self.inner.give_up(reference).await;
     }
 
-    async fn release_unwanted(&self, wanted: &[String], all: bool) -> bool {
-        self.inner.release_unwanted(wanted, all).await
+    async fn release_unwanted(&self, wanted: &[String], least_age: Duration) -> bool {
+        self.inner.release_unwanted(wanted, least_age).await
     }
 
     async fn pin(&self, reference: &str, id: Option<&str>, job: &JobUid) -> Result<bool, PullError> {

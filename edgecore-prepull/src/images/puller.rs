@@ -9,7 +9,7 @@ mod error;
 pub(crate) mod fake;
 
 use std::future::Future;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use prepull_api::credentials::RegistryCredential;
 use prepull_api::download::{Deltas, Verification};
@@ -141,9 +141,9 @@ pub trait Puller: Send + Sync + 'static {
     /// Releases the content of unfinished pulls of this reference. Call it when no task will resume them.
     fn give_up(&self, reference: &str) -> impl Future<Output = ()> + Send;
 
-    /// Releases the content of unfinished pulls of all other references: everything older than a day, or `all`. Returns
-    /// whether such content may be left.
-    fn release_unwanted(&self, wanted: &[String], all: bool) -> impl Future<Output = bool> + Send;
+    /// Releases the content of unfinished pulls of all other references that began at least this long ago. Returns whether
+    /// such content may be left.
+    fn release_unwanted(&self, wanted: &[String], least_age: Duration) -> impl Future<Output = bool> + Send;
 
     /// Protects an image of the runtime from the kubelet's garbage collection, until [`Self::unpin`] for this job.
     /// Returns whether the runtime reports the image as pinned, because the kubelet relies on that.

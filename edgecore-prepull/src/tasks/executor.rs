@@ -145,9 +145,10 @@ impl<P: Puller> Executor<P> {
         self.images.give_up_unless_wanted(task, reference).await;
     }
 
-    /// Releases content that no task wants, in an endless loop: after a day, or soon if the disk needs the room.
-    pub(crate) async fn keep_tidy(&self) -> Infallible {
-        keep_tidy(&self.images, &self.limits).await
+    /// Releases content that no task wants, in an endless loop: after the time that `kept` returns, or soon if the disk needs
+    /// the room.
+    pub(crate) async fn keep_tidy(&self, kept: impl Fn() -> Duration) -> Infallible {
+        keep_tidy(&self.images, &self.limits, kept).await
     }
 
     /// Runs one task, until its deadline at the latest. Dropping the future stops the pulls.

@@ -164,8 +164,9 @@ impl<P: Puller> Node<P> {
         link: Link,
         shutdown: CancellationToken,
     ) {
-        let executor = self.executor.clone();
-        let _tidying = AbortOnDropHandle::new(tokio::spawn(async move { executor.keep_tidy().await }));
+        let (executor, settings) = (self.executor.clone(), self.settings.clone());
+        let kept = move || settings.in_force().keep_unfinished;
+        let _tidying = AbortOnDropHandle::new(tokio::spawn(async move { executor.keep_tidy(kept).await }));
         loop {
             self.metrics.set_open_tasks(self.agent.len());
             self.metrics.status().set_tasks(self.agent.records().map(describe_task).collect());

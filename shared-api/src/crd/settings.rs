@@ -63,6 +63,11 @@ pub struct ImagePrePullSettingsSpec {
     /// false in its own configuration never removes any. Unset: as in the node's configuration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub make_room: Option<bool>,
+    /// How long nodes keep what unfinished pulls have fetched, once no job wants it, such as 72h; from 1m to 336h. A full disk
+    /// ends it earlier. Unset: the node's own time, which is 24h unless its configuration has another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32), regex(pattern = r"^([0-9]+(h|m|s))+$"))]
+    pub keep_unfinished: Option<String>,
 }
 
 /// What has become of the settings.

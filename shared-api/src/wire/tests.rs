@@ -37,6 +37,7 @@ fn settings() -> NodeSettings {
         windows: vec![window()],
         image_gc_high_threshold: Some(70),
         make_room: Some(true),
+        keep_unfinished: Some(Duration::from_secs(3600)),
     }
 }
 

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 
 use prepull_api::crd::settings::ImagePrePullSettingsSpec;
 use prepull_api::selector::Selector;
-use prepull_api::settings::NodeSettings;
+use prepull_api::settings::{KEEP_UNFINISHED, NodeSettings};
 use prepull_api::task::NodeName;
+use prepull_window::parse_duration;
 
 use crate::prepull::validate::{NodeSelection, Refusal, nodes, rate, windows};
 use crate::shared::node_view::NodeView;
@@ -56,11 +57,20 @@ fn settings(spec: &ImagePrePullSettingsSpec) -> Result<NodeSettings, Refusal> {
             Refusal::new("spec.imageGcHighThreshold", message)
         })
     };
+    let keep_unfinished = |text: &String| {
+        parse_duration(text)
+            .and_then(|time| {
+                let refusal = || format!("{text:?} is not allowed: write 1m to 336h");
+                KEEP_UNFINISHED.contains(&time).then_some(time).ok_or_else(refusal)
+            })
+            .map_err(|message| Refusal::new("spec.keepUnfinished", message))
+    };
     Ok(NodeSettings {
         max_download_rate: rate(spec.max_download_rate.as_ref(), "spec.maxDownloadRate")?,
         peer_max_upload_rate: rate(spec.peer_max_upload_rate.as_ref(), "spec.peerMaxUploadRate")?,
         windows: windows(&spec.windows)?,
         image_gc_high_threshold: spec.image_gc_high_threshold.map(threshold).transpose()?,
         make_room: spec.make_room,
+        keep_unfinished: spec.keep_unfinished.as_ref().map(keep_unfinished).transpose()?,
     })
 }

@@ -170,6 +170,10 @@ fn an_invalid_object_leaves_its_nodes_as_they_are() {
             json!({ "nodeNames": ["a"], "windows": [{ "start": "01:00", "duration": "1h", "timeZone": "Mars" }] }),
             "spec.windows[0].timeZone: \"Mars\" is not a time zone",
         ),
+        (
+            json!({ "nodeNames": ["a"], "keepUnfinished": "30s" }),
+            "spec.keepUnfinished: \"30s\" is not allowed: write 1m to 336h",
+        ),
         (json!({}), "spec: neither nodeNames nor labelSelector is set"),
         (
             json!({ "labelSelector": { "matchExpressions": [{ "key": "a", "operator": "Is" }] } }),

@@ -35,9 +35,6 @@ const NEIGHBOURS: &str = "-neighbours";
 /// their window comes tomorrow, and then one of them downloads it again.
 const SHARED: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// Time for which the content of an unfinished pull is kept after the last task that wants it. Another round of a job
-/// comes within a day or never.
-const KEPT: Duration = DAY;
 /// Longest wait for an answer about a lease. A pull also works without one.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Time for a stopped pull to close the blobs that it was writing: garbage collection skips open blobs.
@@ -145,9 +142,9 @@ impl Leases {
         self.sweep_later();
     }
 
-    /// Deletes the leases of references that aren't in `wanted`: those older than a day, or `all`. Returns whether a
+    /// Deletes the leases of references that aren't in `wanted` and were created at least this long ago. Returns whether a
     /// lease of ours is left.
-    pub(crate) async fn release_unwanted(self: &Arc<Self>, wanted: &[String], all: bool) -> bool {
+    pub(crate) async fn release_unwanted(self: &Arc<Self>, wanted: &[String], least_age: Duration) -> bool {
         if self.unsupported.load(Ordering::Relaxed) {
             return false;
         }
@@ -165,7 +162,7 @@ impl Leases {
         let (mut left, mut deleted) = (false, false);
         for lease in leases.into_iter().filter(|lease| lease.id.starts_with(self.owner.prefix())) {
             let created = lease.created_at.and_then(|at| SystemTime::try_from(at).ok());
-            if !wanted.contains(&lease.id) && (all || has_passed(created, now)) {
+            if !wanted.contains(&lease.id) && is_as_old(created, least_age, now) {
                 self.delete(lease.id, true).await;
                 deleted = true;
             } else {
@@ -282,9 +279,11 @@ impl Leases {
     }
 }
 
-/// Whether a lease with this creation time is a day old. One without a time counts as old.
-fn has_passed(created: Option<SystemTime>, now: SystemTime) -> bool {
-    created.is_none_or(|created| now.duration_since(created).is_ok_and(|age| age >= KEPT))
+/// Whether a lease with this creation time is at least this old. One without a time counts as old. Every one is at least zero
+/// old, also where the clock was set back.
+fn is_as_old(created: Option<SystemTime>, least_age: Duration, now: SystemTime) -> bool {
+    let Some(created) = created else { return true };
+    now.duration_since(created).unwrap_or_default() >= least_age
 }
 
 fn lease_id(owner: Owner, reference: &str) -> String {
@@ -312,12 +311,13 @@ mod tests {
     }
 
     #[test]
-    fn unwanted_leases_last_a_day() {
-        let now = SystemTime::UNIX_EPOCH + KEPT * 20_000;
-        let old = |age| has_passed(Some(now - age), now);
-        assert_eq!((old(Duration::ZERO), old(KEPT / 25 * 24), old(KEPT)), (false, false, true));
+    fn unwanted_leases_go_by_their_age() {
+        let now = SystemTime::UNIX_EPOCH + DAY * 20_000;
+        let old = |age| is_as_old(Some(now - age), DAY, now);
+        assert_eq!((old(Duration::ZERO), old(DAY / 25 * 24), old(DAY)), (false, false, true));
         // The clock was set back in between.
-        assert!(!has_passed(Some(now + KEPT), now));
-        assert!(has_passed(None, now));
+        assert!(!is_as_old(Some(now + DAY), DAY, now));
+        assert!(is_as_old(Some(now + DAY), Duration::ZERO, now));
+        assert!(is_as_old(None, DAY, now));
     }
 }

@@ -255,8 +255,8 @@ impl Puller for CriPuller {
         self.leases.give_up(reference).await;
     }
 
-    async fn release_unwanted(&self, wanted: &[String], all: bool) -> bool {
-        self.leases.release_unwanted(wanted, all).await
+    async fn release_unwanted(&self, wanted: &[String], least_age: Duration) -> bool {
+        self.leases.release_unwanted(wanted, least_age).await
     }
 
     async fn pin(&self, reference: &str, id: Option<&str>, job: &JobUid) -> Result<bool, PullError> {

@@ -49,7 +49,7 @@ pub(crate) struct State {
     pub(crate) dropped: Vec<String>,
     pub(crate) given_up: Vec<String>,
     /// The arguments of each release: the wanted references, and whether to release all others.
-    pub(crate) released: Vec<(Vec<String>, bool)>,
+    pub(crate) released: Vec<(Vec<String>, Duration)>,
     /// Whether unfinished pulls have left content.
     pub(crate) leftovers: bool,
     /// Errors for the next requests about the file system.
@@ -229,9 +229,9 @@ impl Puller for Fake {
         self.state.lock().unwrap().given_up.push(reference.to_owned());
     }
 
-    async fn release_unwanted(&self, wanted: &[String], all: bool) -> bool {
+    async fn release_unwanted(&self, wanted: &[String], least_age: Duration) -> bool {
         let mut state = self.state.lock().unwrap();
-        state.released.push((wanted.to_vec(), all));
+        state.released.push((wanted.to_vec(), least_age));
         state.leftovers
     }
 

@@ -17,8 +17,13 @@ const INTERVAL: Duration = Duration::from_secs(15);
 /// images, and can't remove these.
 const ROOM: Amount = Amount::Percent(15);
 
-/// Releases leftovers that no task wants, in an endless loop: after a day, or soon if the disk needs the room.
-pub(super) async fn keep_tidy<P: Puller>(images: &ImagePulls<P>, limits: &Limits) -> Infallible {
+/// Releases leftovers that no task wants, in an endless loop: after the time that `kept` returns, or soon if the disk needs
+/// the room.
+pub(super) async fn keep_tidy<P: Puller>(
+    images: &ImagePulls<P>,
+    limits: &Limits,
+    kept: impl Fn() -> Duration,
+) -> Infallible {
     loop {
         sleep(INTERVAL).await;
         if !images.may_have_leftovers() {
@@ -27,7 +32,8 @@ pub(super) async fn keep_tidy<P: Puller>(images: &ImagePulls<P>, limits: &Limits
         let Ok(disk) = images.puller.read_filesystem().await else { continue };
         images.begin_tidying();
         let wanted = images.wanted.references();
-        if images.puller.release_unwanted(&wanted, is_short(&disk, limits)).await {
+        let least_age = if is_short(&disk, limits) { Duration::ZERO } else { kept() };
+        if images.puller.release_unwanted(&wanted, least_age).await {
             images.note_leftovers();
         }
     }

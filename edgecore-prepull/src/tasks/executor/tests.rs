@@ -480,6 +480,8 @@ async fn another_tasks_download_is_not_given_up() {
 
 #[tokio::test(start_paused = true)]
 async fn leftovers_go_when_the_disk_is_short() {
+    const KEPT: Duration = Duration::from_secs(3600);
+    const SHORT: Duration = Duration::ZERO;
     let fake = Fake::new();
     fake.state.lock().unwrap().leftovers = true;
     let executor = executor(&fake);
@@ -487,7 +489,7 @@ async fn leftovers_go_when_the_disk_is_short() {
     executor.hold(&open.task);
     let tidying = tokio::spawn({
         let executor = executor.clone();
-        async move { executor.keep_tidy().await }
+        async move { executor.keep_tidy(|| KEPT).await }
     });
     let next = async |free| {
         fake.state.lock().unwrap().free = free;
@@ -496,14 +498,14 @@ async fn leftovers_go_when_the_disk_is_short() {
     };
     sleep(Duration::from_secs(1)).await;
     let wanted = vec!["wanted".to_owned()];
-    assert_eq!(next(15).await, [(wanted.clone(), false)], "only what is old");
-    assert_eq!(next(14).await, [(wanted, true)]);
+    assert_eq!(next(15).await, [(wanted.clone(), KEPT)], "only what is old");
+    assert_eq!(next(14).await, [(wanted, SHORT)]);
     executor.let_go(&open.task.id);
     fake.state.lock().unwrap().leftovers = false;
-    assert_eq!(next(14).await, [(vec![], true)]);
+    assert_eq!(next(14).await, [(vec![], SHORT)]);
     assert_eq!(next(14).await, [], "nothing is left");
     run_on(&executor, execution(vec![always("new")])).await;
-    assert_eq!(next(50).await, [(vec![], false)], "a pull may have left something");
+    assert_eq!(next(50).await, [(vec![], KEPT)], "a pull may have left something");
     tidying.abort();
 }
 
