@@ -395,8 +395,8 @@ impl<P: Puller> Puller for Fetching<P> {
         self.fetcher.weigh(ids).await
     }
 
-    async fn remove(&self, id: &str) -> Result<Removed, PullError> {
-        self.fetcher.clear(id).await
+    async fn remove(&self, id: &str, names: &[String]) -> Result<Removed, PullError> {
+        self.fetcher.clear(id, names).await
     }
 
     fn set_progress_wanted(&self, wanted: bool) {

@@ -13,6 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use prepull_api::credentials::RegistryCredential;
 use prepull_api::download::{Deltas, Verification};
+use prepull_api::image::Reference;
 use prepull_api::task::{Bytes, ImageFacts, JobUid, KeepCode, SandboxMetadata, TaskId};
 use prepull_api::wire::Filesystem;
 use tokio::time::Instant;
@@ -68,6 +69,11 @@ pub struct PullTerms<'a> {
     pub wanted: &'a [String],
 }
 
+/// A name of an image as the runtime has it, in its normal form if it's a reference.
+pub(crate) fn normalized_name(text: &str) -> String {
+    Reference::parse(text).map_or_else(|_| text.to_owned(), |reference| reference.normalized().to_string())
+}
+
 /// Pulls images into a container runtime, and looks up its images.
 pub trait Puller: Send + Sync + 'static {
     /// Pulls the image that the reference points to now, like the policy `Always`. Dropping the future stops the pull
@@ -116,10 +122,10 @@ pub trait Puller: Send + Sync + 'static {
         std::future::ready(Err(cannot_remove()))
     }
 
-    /// Removes an image with all of its names, unless something needs it by now. What is gone is gone for good: a power cut
-    /// brings back nothing.
-    fn remove(&self, id: &str) -> impl Future<Output = Result<Removed, PullError>> + Send {
-        let _ = id;
+    /// Removes an image with all of its names, unless something needs it by now, or it has got a name besides these. What is
+    /// gone is gone for good: a power cut brings back nothing.
+    fn remove(&self, id: &str, names: &[String]) -> impl Future<Output = Result<Removed, PullError>> + Send {
+        let _ = (id, names);
         std::future::ready(Err(cannot_remove()))
     }
 

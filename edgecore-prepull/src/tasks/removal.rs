@@ -4,13 +4,17 @@
 //! pod that names the image otherwise never finds its name gone.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use prepull_api::image::{NormalizedReference, Reference};
 use prepull_api::task::{ImageRemoval, KeepCode, Removal, RemovalOutcome, RemovalResult};
 use serde::{Deserialize, Serialize};
 
-use crate::images::puller::HeldImage;
+use crate::images::puller::{HeldImage, normalized_name};
+
+/// No kubelet had an image before 2020. A machine that boots without a battery for its clock dates images in 1970 until it's
+/// set.
+const FIRST_IMAGES: Duration = Duration::from_secs(50 * 365 * 24 * 3600);
 
 /// How far the removal of a task has come. It's on the disk before the first image goes, so that after a power cut an image
 /// that is gone counts as removed.
@@ -72,8 +76,7 @@ struct Name {
 impl Name {
     fn of(text: &str) -> Self {
         let reference = Reference::parse(text).ok().map(|reference| reference.normalized());
-        let text = reference.as_ref().map_or_else(|| text.to_owned(), ToString::to_string);
-        Self { text, reference }
+        Self { text: normalized_name(text), reference }
     }
 
     fn repository(&self) -> Option<String> {
@@ -124,18 +127,25 @@ impl Asked<'_> {
     }
 }
 
-/// Chooses the images to remove. `wanted`: images of other tasks.
-pub(crate) fn choose(
-    removal: &Removal,
-    held: &[HeldImage],
-    wanted: &[String],
-    now: SystemTime,
-) -> RemovalRecord {
+/// What the node has, and what it's needed for.
+#[derive(Clone, Copy)]
+pub(crate) struct Node<'a> {
+    /// All images.
+    pub(crate) held: &'a [HeldImage],
+    /// Images of other tasks.
+    pub(crate) wanted: &'a [String],
+    /// The time, by which images are old.
+    pub(crate) now: SystemTime,
+}
+
+/// Chooses the images to remove.
+pub(crate) fn choose(removal: &Removal, node: Node<'_>) -> RemovalRecord {
+    let Node { held, wanted, now } = node;
     let references = removal.images.iter().map(|image| Name::of(image)).collect();
     let asked = Asked { removal, references };
     let named: Vec<(&HeldImage, Vec<Name>)> =
         held.iter().map(|image| (image, image.names.iter().map(|name| Name::of(name)).collect())).collect();
-    let newest = newest_first(&asked, &named);
+    let newest = newest_first(&asked, &named, now);
     let mut record = RemovalRecord::default();
     let mut found = BTreeSet::new();
     for (image, names) in &named {
@@ -183,18 +193,47 @@ pub(crate) fn choose(
     record
 }
 
+/// Decides again about an image that was chosen a while ago: it may have got another name since, or be the last one of its
+/// repository. Returns all of its names, or why it stays. `None` if it's gone.
+pub(crate) fn choose_again(
+    removal: &Removal,
+    node: Node<'_>,
+    planned: &PlannedRemoval,
+) -> Option<Result<Vec<String>, ImageRemoval>> {
+    let image = node.held.iter().find(|image| image.id == planned.id)?;
+    let names: Vec<_> = image.names.iter().map(|name| normalized_name(name)).collect();
+    let RemovalRecord { planned: chosen, kept: stays } = choose(removal, node);
+    if chosen.iter().any(|again| again.id == planned.id) {
+        return Some(Ok(names));
+    }
+    // Names are unique on a node, so this is the same image, or it has lost the names that the job removes.
+    let stays = stays.into_iter().find(|stays| names.contains(&stays.image) || stays.image == image.id);
+    let lost =
+        || kept(&planned.image, KeepCode::NotPresent, "the name went to another image meanwhile".to_owned());
+    Some(Err(stays.unwrap_or_else(lost)))
+}
+
 /// The ids of the images of a repository, the newest first. `None` where the age of one isn't known.
 type Newest = Option<Vec<String>>;
 
-fn newest_first(asked: &Asked<'_>, named: &[(&HeldImage, Vec<Name>)]) -> BTreeMap<String, Newest> {
+fn newest_first(
+    asked: &Asked<'_>,
+    named: &[(&HeldImage, Vec<Name>)],
+    now: SystemTime,
+) -> BTreeMap<String, Newest> {
     let of = |repository: &String| {
         let own = named.iter().filter(|(_, names)| asked.repositories_of(names).contains(repository));
-        let aged = own.map(|(image, _)| Some((image.created?, image.id.clone())));
+        let aged = own.map(|(image, _)| Some((arrival(image, now)?, image.id.clone())));
         let mut aged: Vec<_> = aged.collect::<Option<_>>()?;
         aged.sort_unstable_by(|one, other| other.cmp(one));
         Some(aged.into_iter().map(|(_, id)| id).collect())
     };
     asked.removal.repositories.iter().map(|repository| (repository.clone(), of(repository))).collect()
+}
+
+/// When the node got an image. `None` where its clock was wrong then, or is now.
+fn arrival(image: &HeldImage, now: SystemTime) -> Option<SystemTime> {
+    image.created.filter(|created| (SystemTime::UNIX_EPOCH + FIRST_IMAGES..=now).contains(created))
 }
 
 /// Why an image of a repository stays by `keepLast` or `olderThan`.
@@ -213,17 +252,14 @@ fn spared(
         }
     }
     let older_than = removal.older_than?;
-    let Some(created) = image.created else { return unknown() };
-    // An image from the future: the clock was set back, so its age is unknown.
-    match now.duration_since(created) {
-        Err(_) => unknown(),
-        Ok(age) => (age <= older_than).then_some((KeepCode::TooYoung, String::new())),
-    }
+    let Some(arrival) = arrival(image, now) else { return unknown() };
+    let is_young = now.duration_since(arrival).is_ok_and(|age| age <= older_than);
+    is_young.then_some((KeepCode::TooYoung, String::new()))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::sync::LazyLock;
 
     use prepull_api::task::MAX_REMOVALS;
 
@@ -239,7 +275,7 @@ mod tests {
     }
 
     fn now() -> SystemTime {
-        SystemTime::UNIX_EPOCH + DAY * 1000
+        SystemTime::UNIX_EPOCH + DAY * 20_000
     }
 
     fn of_images(images: &[&str]) -> Removal {
@@ -253,9 +289,14 @@ mod tests {
 
     /// The ids of the images to remove, and the codes of the others.
     fn chosen(removal: &Removal, held: &[HeldImage]) -> (Vec<String>, Vec<KeepCode>) {
-        let record = choose(removal, held, &["r.io/wanted:1".to_owned()], now());
+        let record = choose(removal, node(held));
         let codes = record.kept.iter().filter_map(|kept| kept.code).collect();
         (record.planned.into_iter().map(|planned| planned.id).collect(), codes)
+    }
+
+    fn node(held: &[HeldImage]) -> Node<'_> {
+        static WANTED: LazyLock<[String; 1]> = LazyLock::new(|| ["r.io/wanted:1".to_owned()]);
+        Node { held, wanted: &*WANTED, now: now() }
     }
 
     fn digest(character: char) -> String {
@@ -329,7 +370,51 @@ mod tests {
             let (removed, codes) = chosen(rule, std::slice::from_ref(&unknown));
             assert_eq!((removed, codes), (Vec::new(), vec![KeepCode::AgeUnknown]));
         }
-        assert_eq!(chosen(&rules[0], &[future]).1, [KeepCode::AgeUnknown]);
+        for (rule, images) in rules.iter().zip([1, 2]) {
+            // The clock was set back, so that the newest image isn't known either.
+            let held = [future.clone(), image("c", 9, &["r.io/app:3"])];
+            let (removed, codes) = chosen(rule, &held);
+            assert_eq!((removed.len(), codes), (2 - images, vec![KeepCode::AgeUnknown; images]));
+        }
+    }
+
+    #[test]
+    fn an_image_of_1970_is_not_old() {
+        let booted =
+            HeldImage { created: Some(SystemTime::UNIX_EPOCH + DAY), ..image("new", 0, &["r.io/app:3"]) };
+        let held = [booted, image("mid", 10, &["r.io/app:2"]), image("old", 30, &["r.io/app:1"])];
+        assert_eq!(
+            chosen(&of_repository(0, Some(20)), &held),
+            (vec!["old".to_owned()], vec![KeepCode::AgeUnknown, KeepCode::TooYoung])
+        );
+        assert_eq!(chosen(&of_repository(1, None), &held).1, [KeepCode::AgeUnknown; 3]);
+    }
+
+    #[test]
+    fn what_has_come_since_keeps_an_image() {
+        let planned = PlannedRemoval {
+            id: "a".to_owned(),
+            image: "r.io/app:1".to_owned(),
+            ..PlannedRemoval::default()
+        };
+        let again = |removal: &Removal, held: &[HeldImage]| {
+            choose_again(removal, node(held), &planned).map(|again| again.map_err(|stays| stays.code))
+        };
+        let removal = of_images(&["r.io/app:1"]);
+        let names = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(again(&removal, &[]), None);
+        assert_eq!(again(&removal, &[image("a", 9, &["r.io/app:1"])]), Some(Ok(names(&["r.io/app:1"]))));
+        for (held, code) in [
+            (image("a", 9, &["r.io/app:1", "r.io/app:stable"]), KeepCode::OtherName),
+            (image("a", 9, &["r.io/app:stable"]), KeepCode::NotPresent),
+            (image("a", 9, &["r.io/app:1", "r.io/wanted:1"]), KeepCode::Wanted),
+            (HeldImage { needed: Some(KeepCode::InUse), ..image("a", 9, &["r.io/app:1"]) }, KeepCode::InUse),
+        ] {
+            assert_eq!(again(&removal, std::slice::from_ref(&held)), Some(Err(Some(code))), "{held:?}");
+        }
+        // The newer ones were removed by others, so this one is the last.
+        let held = [image("a", 9, &["r.io/app:1"])];
+        assert_eq!(again(&of_repository(1, None), &held), Some(Err(Some(KeepCode::KeepLast))));
     }
 
     #[test]

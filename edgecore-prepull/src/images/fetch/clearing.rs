@@ -12,7 +12,7 @@ use super::fetcher::Fetcher;
 use super::unused::{ListedImage, Listing};
 use crate::images::containerd::{Holdings, Record};
 use crate::images::puller::cri::to_pull_error;
-use crate::images::puller::{HeldImage, PullError, Removed};
+use crate::images::puller::{HeldImage, PullError, Removed, normalized_name};
 
 /// What the node has at one moment.
 struct Survey {
@@ -130,13 +130,16 @@ impl Fetcher {
         Ok(weights)
     }
 
-    /// Removes an image, unless something needs it by now.
-    pub(super) async fn clear(&self, id: &str) -> Result<Removed, PullError> {
+    /// Removes an image, unless something needs it by now, or it has got a name besides these.
+    pub(super) async fn clear(&self, id: &str, names: &[String]) -> Result<Removed, PullError> {
         let _turn = self.removing.lock().await;
         let before = self.survey().await?;
         let Some(image) = before.image(id) else { return Ok(Removed::Absent) };
         if let Some(code) = before.needed(image) {
             return Ok(Removed::Needed(code));
+        }
+        if image.names.iter().any(|name| !names.contains(&normalized_name(name))) {
+            return Ok(Removed::Needed(KeepCode::OtherName));
         }
         let Some(store) = &before.store else {
             self.runtime.remove(id).await?;

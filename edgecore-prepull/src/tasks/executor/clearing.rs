@@ -1,7 +1,6 @@
 //! The removal of images: chosen once, recorded, and then carried out image by image.
 
 use std::sync::{Mutex, PoisonError};
-use std::time::SystemTime;
 
 use prepull_api::task::{ImageRemoval, KeepCode, Removal, RemovalOutcome, RemovalResult, TaskOutcome};
 use prepull_api::wire::truncate_reason;
@@ -15,7 +14,7 @@ use super::window::wait_until;
 use crate::backoff::Backoff;
 use crate::images::puller::{ErrorClass, PullError, Puller, Removed};
 use crate::tasks::agent::Execution;
-use crate::tasks::removal::{PlannedRemoval, RemovalRecord, choose, kept};
+use crate::tasks::removal::{Node, PlannedRemoval, RemovalRecord, choose, choose_again, kept};
 
 /// Retries after an error other than an absent runtime, as for the checks: it's a problem of the node.
 const RETRIES: u32 = 3;
@@ -84,7 +83,7 @@ pub(super) async fn remove_images<P: Puller>(
         wait_until(true, control.clone(), &images.clock).await;
         let mut patience = Patience::default();
         let end = loop {
-            match remove(images, execution, planned).await {
+            match remove(images, execution, removal, planned).await {
                 Ok(end) => break end,
                 Err(error) if !patience.wait(&error).await => break failed(&planned.image, &error),
                 Err(_) => {}
@@ -107,7 +106,7 @@ async fn plan<P: Puller>(
 ) -> Result<RemovalRecord, PullError> {
     let held = images.puller.held_images().await?;
     let wanted = images.wanted.references_but(&execution.task.id);
-    let mut record = choose(removal, &held, &wanted, SystemTime::now());
+    let mut record = choose(removal, Node { held: &held, wanted: &wanted, now: images.clock.wall() });
     let ids: Vec<String> = record.planned.iter().map(|planned| planned.id.clone()).collect();
     if !ids.is_empty() {
         let weights = images.puller.weigh(&ids).await?;
@@ -122,12 +121,21 @@ async fn plan<P: Puller>(
 async fn remove<P: Puller>(
     images: &ImagePulls<P>,
     execution: &Execution,
+    removal: &Removal,
     planned: &PlannedRemoval,
 ) -> Result<ImageRemoval, PullError> {
-    let PlannedRemoval { id, names, image, bytes, end: _ } = planned;
+    let PlannedRemoval { id, names: _, image, bytes, end: _ } = planned;
+    let held = images.puller.held_images().await?;
     let wanted = images.wanted.references_but(&execution.task.id);
+    let names =
+        match choose_again(removal, Node { held: &held, wanted: &wanted, now: images.clock.wall() }, planned)
+        {
+            Some(Ok(names)) => names,
+            Some(Err(stays)) => return Ok(stays),
+            None => Vec::new(),
+        };
     let guards: Option<Vec<_>> = names.iter().map(|name| images.try_lock(name)).collect();
-    if guards.is_none() || names.iter().any(|name| wanted.contains(name)) {
+    if guards.is_none() {
         return Ok(kept(image, KeepCode::Wanted, String::new()));
     }
     let removed = |bytes| ImageRemoval {
@@ -136,7 +144,7 @@ async fn remove<P: Puller>(
         bytes,
         ..ImageRemoval::default()
     };
-    Ok(match images.puller.remove(id).await? {
+    Ok(match images.puller.remove(id, &names).await? {
         Removed::Freed(freed) => removed(freed),
         // It was there when it was chosen, so it went before a restart of the agent or of the runtime.
         Removed::Absent => removed(*bytes),

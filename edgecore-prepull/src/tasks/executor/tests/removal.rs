@@ -2,6 +2,7 @@
 
 use prepull_api::task::{ImageRemoval, KeepCode, Removal, RemovalOutcome};
 
+use super::windows::{executor as with_clock, set_clock, terms_of, windows};
 use super::*;
 use crate::images::puller::HeldImage;
 use crate::tasks::removal::RemovalRecord;
@@ -131,4 +132,51 @@ async fn a_dry_run_removes_nothing() {
     };
     assert_eq!(end.removal.unwrap().images, [removable]);
     assert_eq!(fake.state.lock().unwrap().held.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_that_came_since_keeps_an_image() {
+    let fake = Fake::new();
+    fake.state.lock().unwrap().held = vec![held("a", None), held("b", None)];
+    let mut run = start(&executor(&fake), removal(&["a", "b"], None));
+    let _ = run.updates.recv().await;
+    let Some(TaskUpdate::Removal(_)) = run.updates.recv().await else { panic!("no choice") };
+    fake.state.lock().unwrap().held[0].names.push(reference("stable"));
+    run.control.send_modify(|control| control.may_remove = true);
+    assert_eq!(
+        images(&ends(run).await),
+        [
+            ("r.io/b:1", RemovalOutcome::Removed, None),
+            ("r.io/a:1", RemovalOutcome::Kept, Some(KeepCode::OtherName))
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stopped_removal_keeps_the_rest() {
+    let fake = Fake::new();
+    fake.state.lock().unwrap().held = vec![held("a", None), held("b", None)];
+    let run = start(&executor(&fake), removal(&["a", "b"], None));
+    run.control.send_modify(|control| control.may_remove = true);
+    // Each removal takes a second.
+    sleep(Duration::from_millis(1500)).await;
+    run.control.send_modify(|control| control.stop = Some("cancelled".to_owned()));
+    let result = run.end.await.unwrap().removal.unwrap();
+    assert_eq!((result.removed, result.kept, result.freed_bytes), (1, 1, 7), "{result:?}");
+    assert_eq!(result.images[1].code, Some(KeepCode::Stopped));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_removal_waits_for_its_window() {
+    set_clock("00:00:00");
+    let fake = Fake::new();
+    fake.state.lock().unwrap().held = vec![held("a", None)];
+    let mut execution = removal(&["a"], None);
+    execution.terms = terms_of(&execution, 300, windows(&["01:00+1h UTC"]), &[]);
+    let run = start(&with_clock(&fake), execution);
+    run.control.send_modify(|control| control.may_remove = true);
+    sleep(Duration::from_secs(3599)).await;
+    assert_eq!(fake.state.lock().unwrap().held.len(), 1, "the window is closed");
+    let end = ends(run).await;
+    assert_eq!(images(&end), [("r.io/a:1", RemovalOutcome::Removed, None)]);
 }

@@ -15,7 +15,7 @@ thread_local! {
 }
 
 /// Sets the current time of day, in UTC.
-fn set_clock(time: &str) {
+pub(super) fn set_clock(time: &str) {
     let time: jiff::Timestamp = format!("2026-01-10T{time}Z").parse().unwrap();
     let since = time.duration_since(jiff::Timestamp::UNIX_EPOCH);
     CLOCK.with(|clock| clock.set(Duration::try_from(since).unwrap()));
@@ -25,20 +25,25 @@ fn wall() -> SystemTime {
     CLOCK.with(|clock| clock.wall())
 }
 
-fn executor(fake: &Arc<Fake>) -> Arc<Executor<Fake>> {
+pub(super) fn executor(fake: &Arc<Fake>) -> Arc<Executor<Fake>> {
     let mut executor = Executor::new(fake.clone(), NonZeroUsize::new(2).unwrap(), Limits::default());
     executor.images.random = || 1.0;
     executor.images.clock = CLOCK.with(Arc::clone);
     Arc::new(executor)
 }
 
-fn windows(texts: &[&str]) -> DownloadTerms {
+pub(super) fn windows(texts: &[&str]) -> DownloadTerms {
     let windows = texts.iter().map(|text| parse_window(text).unwrap()).collect();
     DownloadTerms { windows, ..DownloadTerms::default() }
 }
 
 /// The execution that the agent makes of an assignment with these terms, with the node's own windows.
-fn terms_of(execution: &Execution, seconds: u64, download: DownloadTerms, own: &[&str]) -> TaskTerms {
+pub(super) fn terms_of(
+    execution: &Execution,
+    seconds: u64,
+    download: DownloadTerms,
+    own: &[&str],
+) -> TaskTerms {
     let clock = NodeClock { windows: windows(own).windows, ..NodeClock::default() };
     let mut agent = Agent::new(std::num::NonZeroU32::MIN).with_clock(clock);
     let now = Now { monotonic: Instant::now().into_std(), wall: wall(), boot: None };
