@@ -164,15 +164,15 @@ async fn a_signed_version_proves_itself_or_goes_back() -> Result<()> {
     refusal(node.upgrade(&[&ends]).await, "2.0.0 runs again: it ended after")?;
     refusal(node.upgrade(&[&garbage]).await, "2.0.0 runs again: it ended after")?;
     let hangs = node.signed("4.0.0", "exec sleep 1000").await?;
-    refusal(node.upgrade(&["--within", "5s", &hangs]).await, "it did not answer at 127.0.0.1")?;
+    refusal(node.upgrade(&["--within", "10s", &hangs]).await, "it did not answer at 127.0.0.1")?;
     let alone = "exec /usr/local/bin/edgecore-prepull \"$@\" --tunnel-url wss://127.0.0.1:1/v1/edge";
     let alone = node.signed("5.0.0", alone).await?;
-    refusal(node.upgrade(&["--within", "5s", &alone]).await, "it did not connect to cloudcore within 5 s")?;
+    refusal(node.upgrade(&["--within", "10s", &alone]).await, "it did not connect to cloudcore within 10 s")?;
     cluster.job("again-under-2").on(["edge-1"]).images([&image]).completes().await?;
     let programs = node.shell("ls /var/lib/edgecore-prepull/upgrade/programs | wc -l").await?;
     assert_eq!(programs.trim(), "1", "only the second version is kept");
     let status = node.machine.run(&["edgecore-prepull", "status"]).await?;
-    ensure!(status.contains("5.0.0 has not proved itself"), "{status}");
+    ensure!(status.contains(&format!("5.0.0 of {alone} was given up")), "{status}");
 
     // The machine is killed in the middle of a trial: it goes on at the next start.
     let slow = node.signed("6.0.0", &format!("sleep 3\n{runs}")).await?;
@@ -193,6 +193,19 @@ async fn a_signed_version_proves_itself_or_goes_back() -> Result<()> {
     node.shell("systemctl restart edgecore-prepull").await?;
     cluster.job("after-damage").on(["edge-1"]).images([&image]).completes().await?;
     ensure!(!node.is_launched().await?, "a damaged program runs");
+
+    // One that proves itself, and then ends whenever it's started.
+    let fades = format!("m=/var/lib/edgecore-prepull/seen; test -e $m && exit 1\n: >$m\n{runs}");
+    let fades = node.signed("7.0.0", &fades).await?;
+    let said = node.upgrade(&[&fades]).await?;
+    ensure!(said.contains("7.0.0 runs and is connected"), "{said}");
+    let restart = "systemctl reset-failed edgecore-prepull; systemctl restart edgecore-prepull";
+    eventually("the installed program runs", SOON, async || {
+        node.shell(restart).await?;
+        node.shell(&format!("grep -q 'started 8 times within 10 minutes' {RECORD}")).await
+    })
+    .await?;
+    cluster.job("after-restarts").on(["edge-1"]).images([&image]).completes().await?;
 
     node.upgrade(&[&second]).await?;
     let said = node.upgrade(&["--undo"]).await?;

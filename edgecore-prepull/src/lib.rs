@@ -63,6 +63,7 @@ pub mod images {
 }
 
 mod backoff;
+mod boot;
 mod by_key;
 mod clock;
 pub mod config;

@@ -176,9 +176,9 @@ pub(crate) struct UpgradeArgs {
 
 /// A day: a person waits for it.
 fn parse_within(text: &str) -> Result<std::time::Duration, String> {
-    const BOUNDS: std::ops::RangeInclusive<u64> = 5..=86_400;
+    const BOUNDS: std::ops::RangeInclusive<u64> = 10..=86_400;
     let within = humantime::parse_duration(text).map_err(|error| error.to_string())?;
-    if BOUNDS.contains(&within.as_secs()) { Ok(within) } else { Err("from 5s to 1day".to_owned()) }
+    if BOUNDS.contains(&within.as_secs()) { Ok(within) } else { Err("from 10s to 1day".to_owned()) }
 }
 
 /// How images are pulled by hand.

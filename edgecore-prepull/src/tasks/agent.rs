@@ -44,7 +44,9 @@ use self::refusal::refuse;
 pub use io::{AgentEffect, AgentEvent, Execution, TaskEnd};
 pub(crate) use record::RECORD_FORMAT;
 pub use record::{TaskRecord, summary};
-pub use time::{BootTime, Now, WallClock};
+pub use time::{Now, WallClock};
+
+pub use crate::boot::BootTime;
 pub use windows::TaskTerms;
 pub use windows::{Counted, NodeClock};
 pub(crate) use windows::{LOOK_AT_CLOCK, OpenClock};

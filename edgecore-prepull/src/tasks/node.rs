@@ -12,12 +12,11 @@ use std::collections::{HashMap, VecDeque};
 use std::future::pending;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use prepull_api::task::{ImageOutcome, JobUid, TaskId, TaskOutcome};
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, MAX_OPEN_TASKS, Progress, truncate_reason};
 use prepull_program::errors::with_causes;
-use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until};
@@ -29,6 +28,7 @@ use self::hello::describe_node;
 pub(crate) use self::recorder::Recorder;
 use self::recorder::WriteOutcome;
 use self::state::report_state;
+use crate::boot::BootTime;
 use crate::cloud::tunnel::{Link, TunnelEvent};
 use crate::config::Limits;
 use crate::images::kubelet::KubeletRecords;
@@ -38,9 +38,7 @@ use crate::images::site::Hub;
 use crate::metrics::Metrics;
 use crate::settings::CloudSettings;
 use crate::status::TaskStatus;
-use crate::tasks::agent::{
-    Agent, AgentEffect, AgentEvent, BootTime, Execution, NodeClock, Now, TaskEnd, TaskRecord,
-};
+use crate::tasks::agent::{Agent, AgentEffect, AgentEvent, Execution, NodeClock, Now, TaskEnd, TaskRecord};
 use crate::tasks::executor::{Executor, TaskControl, TaskUpdate};
 use crate::upgrade::Upgrades;
 
@@ -208,7 +206,7 @@ impl<P: Puller> Node<P> {
     }
 
     fn now(&self) -> Now {
-        Now { monotonic: Instant::now().into_std(), wall: self.hub.clock().wall(), boot: boot_time() }
+        Now { monotonic: Instant::now().into_std(), wall: self.hub.clock().wall(), boot: BootTime::now() }
     }
 
     fn perform(&mut self, effect: AgentEffect) {
@@ -464,17 +462,6 @@ pub(crate) fn describe_task((record, state): (&TaskRecord, &'static str)) -> (Ta
         ..TaskStatus::default()
     };
     (record.id().clone(), status)
-}
-
-fn boot_time() -> Option<BootTime> {
-    static BOOT: LazyLock<Option<u64>> = LazyLock::new(|| {
-        let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-        let digits: String = id.chars().filter(char::is_ascii_hexdigit).take(16).collect();
-        u64::from_str_radix(&digits, 16).ok()
-    });
-    let since = clock_gettime(ClockId::Boottime);
-    let millis = u64::try_from(since.tv_sec).ok()? * 1000 + u64::try_from(since.tv_nsec).ok()? / 1_000_000;
-    Some(BootTime { id: (*BOOT)?, millis })
 }
 
 async fn sleep_until_tick(tick: Option<Instant>) {

@@ -29,11 +29,14 @@ impl Files {
         Self { record: dir.join("record.json"), task: dir.join("task.json"), programs: dir.join("programs") }
     }
 
-    /// The record; without one, the installed program runs.
+    /// The record; without one, and with a damaged one, the installed program runs.
     pub(crate) fn read(&self) -> anyhow::Result<Record> {
         let Some(text) = read(&self.record)? else { return Ok(Record::default()) };
-        serde_json::from_slice(&text)
-            .with_context(|| format!("{} is damaged: remove it", self.record.display()))
+        // The next write replaces it. Without one, no upgrade could ever mend a box that can't be reached.
+        Ok(serde_json::from_slice(&text).unwrap_or_else(|error| {
+            tracing::error!(file = %self.record.display(), %error, "the record of upgrades is damaged: the installed program runs");
+            Record::default()
+        }))
     }
 
     /// Writes the record, so that it survives a power cut, and removes the programs that it doesn't name.
@@ -113,6 +116,9 @@ mod tests {
     fn only_named_and_undamaged_programs_stay() {
         let dir = tempfile::tempdir().unwrap();
         let files = Files::of(dir.path());
+        assert_eq!(files.read().unwrap(), Record::default());
+        fs::create_dir_all(dir.path().join("upgrade")).unwrap();
+        fs::write(&files.record, "{\"base\": ").unwrap();
         assert_eq!(files.read().unwrap(), Record::default());
         let (digest, path) = files.store(b"a program").unwrap();
         let (_, other) = files.store(b"another").unwrap();

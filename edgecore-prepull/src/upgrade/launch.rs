@@ -17,6 +17,7 @@ use tracing::{error, info, warn};
 
 use super::record::{Program, Start};
 use super::{Files, VERSION};
+use crate::boot::BootTime;
 use crate::config::Listen;
 use crate::health;
 
@@ -30,6 +31,8 @@ const WATCHED: &str = "PREPULL_WATCHED";
 const RELAUNCH: u8 = 75;
 /// How often we ask a program on trial whether it's connected.
 const ASK: Duration = Duration::from_secs(1);
+/// For how many looks in a row it must be: one that ends on its first tasks has got them by then.
+const LOOKS: u32 = 5;
 /// The wait before a program that ended early is started again.
 const RETRY: Duration = Duration::from_secs(1);
 /// How long a program may take to stop; the unit kills it after 20 s.
@@ -62,14 +65,14 @@ async fn launch_other(files: &Files, listen: Listen) -> anyhow::Result<Option<Ex
     loop {
         let before = files.read()?;
         let mut record = before.clone();
-        let start = record.start(VERSION);
+        let start = record.start(VERSION, BootTime::now());
         if record != before {
             // Before the start: a program that stops the machine must not be started for ever.
             files.write(&record)?;
         }
         match start {
             Start::Own => {
-                if let (Some(last), true) = (record.last(), before.is_trying())
+                if let Some(last) = record.last().filter(|last| before.last() != Some(last))
                     && let Some(reason) = &last.went_back
                 {
                     warn!(version = last.program.version, reason, "back from the upgrade");
@@ -214,17 +217,15 @@ async fn watch(
     }
 }
 
-/// Waits until the agent is connected, and its runtime answers.
+/// Waits until the agent has been connected for some seconds, and its runtime answers.
 async fn until_connected(listen: SocketAddr) {
     let mut asks = interval(ASK);
-    loop {
+    let mut looks = 0;
+    while looks < LOOKS {
         asks.tick().await;
-        if let Ok(health) = health::ask(listen).await
-            && health.session.is_some()
-            && health.is_runtime_up
-        {
-            return;
-        }
+        let health = health::ask(listen).await;
+        let is_well = health.is_ok_and(|health| health.session.is_some() && health.is_runtime_up);
+        looks = if is_well { looks + 1 } else { 0 };
     }
 }
 

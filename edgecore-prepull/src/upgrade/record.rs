@@ -1,10 +1,18 @@
 //! The choice of the program for this machine. Pure.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
+
+use crate::boot::BootTime;
 
 /// How often a program may be started before it has proved itself: once for the upgrade, and twice more for a power cut,
 /// or a restart by a person, in the middle.
 const MOST_STARTS: u32 = 3;
+/// How often a program that has proved itself may be started within [`RESTARTING`]: it then ends again and again, on a box that
+/// may be out of reach. A unit restarts it after 5 s.
+const MOST_RESTARTS: usize = 8;
+const RESTARTING: Duration = Duration::from_secs(600);
 
 /// A program in the state directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +35,9 @@ pub(crate) struct Record {
     base: String,
     /// The program that runs in place of the installed one.
     proved: Option<Program>,
+    /// Its last starts.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    restarts: Vec<BootTime>,
     trial: Option<Trial>,
     last: Option<Outcome>,
 }
@@ -132,7 +143,7 @@ impl Record {
     }
 
     /// Decides at a start of the installed program. The record must be on the disk before the program is started.
-    pub(super) fn start(&mut self, base: &str) -> Start {
+    pub(super) fn start(&mut self, base: &str, now: Option<BootTime>) -> Start {
         if self.digests().next().is_none() {
             return Start::Own;
         }
@@ -149,7 +160,22 @@ impl Record {
             Some(_) => self.go_back(format!("it was started {MOST_STARTS} times and has not proved itself")),
             None => {}
         }
+        if let (Some(now), Some(_)) = (now, &self.proved) {
+            self.count_restart(now);
+        }
         self.proved.clone().map_or(Start::Own, Start::Proved)
+    }
+
+    fn count_restart(&mut self, now: BootTime) {
+        self.restarts.retain(|start| now.since(*start).is_some_and(|ago| ago <= RESTARTING));
+        if self.restarts.len() >= MOST_RESTARTS {
+            self.give_up(format!(
+                "it was started {MOST_RESTARTS} times within {} minutes",
+                RESTARTING.as_secs() / 60
+            ));
+        } else {
+            self.restarts.push(now);
+        }
     }
 
     /// The program of the trial is the one to run from now on.
@@ -157,6 +183,7 @@ impl Record {
         if let Some(Trial { program, .. }) = self.trial.take() {
             self.last = Some(Outcome { program: program.clone(), went_back: None });
             self.proved = Some(program);
+            self.restarts.clear();
         }
     }
 
@@ -174,6 +201,7 @@ impl Record {
 
     /// Gives up the program that had proved itself: the installed one runs again.
     pub(crate) fn give_up(&mut self, reason: String) {
+        self.restarts.clear();
         if let Some(program) = self.proved.take() {
             self.last = Some(Outcome { program, went_back: Some(reason) });
         }
@@ -203,30 +231,30 @@ mod tests {
     #[test]
     fn a_program_runs_once_it_has_proved_itself() {
         let mut record = tried("2");
-        assert_eq!(record.start(BASE), Start::Trial(program("2"), 60));
+        assert_eq!(record.start(BASE, None), Start::Trial(program("2"), 60));
         record.prove();
-        assert_eq!(record.start(BASE), Start::Proved(program("2")));
+        assert_eq!(record.start(BASE, None), Start::Proved(program("2")));
         assert_eq!(record.last(), Some(&Outcome { program: program("2"), went_back: None }));
     }
 
     #[test]
     fn without_another_program_nothing_is_written() {
         let mut record = Record::default();
-        assert_eq!((record.start(BASE), record), (Start::Own, Record::default()));
+        assert_eq!((record.start(BASE, None), record), (Start::Own, Record::default()));
     }
 
     #[test]
     fn a_failed_trial_leads_to_the_program_before() {
         let mut record = tried("2");
         record.go_back("why".to_owned());
-        assert_eq!(record.start(BASE), Start::Own);
+        assert_eq!(record.start(BASE, None), Start::Own);
 
         let mut record = tried("2");
         record.prove();
         record.try_program(BASE, program("3"), 60);
         assert_eq!(record.digests().collect::<Vec<_>>(), ["sha256:2", "sha256:3"]);
         record.go_back("why".to_owned());
-        assert_eq!(record.start(BASE), Start::Proved(program("2")));
+        assert_eq!(record.start(BASE, None), Start::Proved(program("2")));
         let last = record.last().map(|last| (last.program.version.as_str(), last.went_back.as_deref()));
         assert_eq!(last, Some(("3", Some("why"))));
     }
@@ -234,7 +262,7 @@ mod tests {
     #[test]
     fn a_program_that_ends_the_machine_is_started_three_times() {
         let mut record = tried("2");
-        let starts: Vec<_> = (0..5).map(|_| record.start(BASE)).collect();
+        let starts: Vec<_> = (0..5).map(|_| record.start(BASE, None)).collect();
         assert_eq!(starts[..3], vec![Start::Trial(program("2"), 60); 3]);
         assert_eq!(starts[3..], [Start::Own, Start::Own]);
         assert!(record.last().is_some_and(|last| last.went_back.is_some()));
@@ -247,8 +275,8 @@ mod tests {
             if proved {
                 record.prove();
             }
-            assert_eq!(record.start("0.3.0"), Start::Own, "{proved}");
-            assert_eq!(record.start("0.3.0"), Start::Own, "{proved}");
+            assert_eq!(record.start("0.3.0", None), Start::Own, "{proved}");
+            assert_eq!(record.start("0.3.0", None), Start::Own, "{proved}");
             assert_eq!(record.digests().count(), 0);
         }
     }
@@ -258,7 +286,32 @@ mod tests {
         let mut record = tried("2");
         record.prove();
         record.give_up("damaged".to_owned());
-        assert_eq!(record.start(BASE), Start::Own);
+        assert_eq!(record.start(BASE, None), Start::Own);
+    }
+
+    #[test]
+    fn a_program_that_ends_again_and_again_is_given_up() {
+        let at = |id, seconds: u64| Some(BootTime { id, millis: seconds * 1000 });
+        let proved = || {
+            let mut record = tried("2");
+            record.prove();
+            record
+        };
+        // Once a minute, and then it's given up; every two minutes, or with a boot in between, it may go on.
+        let runs = |start: &dyn Fn(u64) -> Option<BootTime>| {
+            let mut record = proved();
+            (0..30).take_while(|n| record.start(BASE, start(*n)) == Start::Proved(program("2"))).count()
+        };
+        assert_eq!(runs(&|n| at(1, n * 60)), MOST_RESTARTS);
+        assert_eq!(runs(&|n| at(1, n * 120)), 30);
+        assert_eq!(runs(&|n| at(n / 6, n)), 30);
+        assert_eq!(runs(&|_| None), 30);
+        let mut record = proved();
+        for n in 0..20 {
+            record.start(BASE, at(1, n));
+        }
+        let reason = record.last().and_then(|last| last.went_back.as_deref());
+        assert_eq!(reason, Some("it was started 8 times within 10 minutes"));
     }
 
     #[test]

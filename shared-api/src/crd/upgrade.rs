@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UpgradeSpec {
-    /// Time that the new version has on each node to connect, with a container runtime that answers, such as 90s; from 5s
+    /// Time that the new version has on each node to connect, with a container runtime that answers, such as 90s; from 10s
     /// to 24h, and shorter than timeoutSeconds, which has the download too. 2m by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), regex(pattern = r"^([0-9]+(h|m|s))+$"))]

@@ -33,7 +33,7 @@ pub(crate) struct UpgradeArgs {
     /// The image of the agent, as it's released for the DaemonSet.
     #[arg(value_name = "IMAGE", value_parser = parse_image)]
     image: String,
-    /// Time that the new version has on each node to connect, from 5s to 24h [default: 2m].
+    /// Time that the new version has on each node to connect, from 10s to 24h [default: 2m].
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     within: Option<Duration>,
     /// Upgrade agents that a package installed too.

@@ -84,7 +84,7 @@ fn of_upgrade(Outcome { program, went_back }: &Outcome) -> String {
     match went_back {
         None => format!("  upgraded to {} of {}", plain(version), plain(image)),
         Some(reason) => {
-            format!("! {} of {} has not proved itself: {}", plain(version), plain(image), plain(reason))
+            format!("! {} of {} was given up: {}", plain(version), plain(image), plain(reason))
         }
     }
 }

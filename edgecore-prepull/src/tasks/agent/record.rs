@@ -9,7 +9,8 @@ use prepull_api::task::{
 use prepull_api::wire::truncate_reason;
 use serde::{Deserialize, Serialize};
 
-use super::time::{BootTime, Now, WallClock};
+use super::time::{Now, WallClock};
+use crate::boot::BootTime;
 use crate::tasks::NOT_KNOWN;
 use crate::tasks::removal::RemovalRecord;
 

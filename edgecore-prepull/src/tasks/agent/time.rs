@@ -4,6 +4,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
+use crate::boot::BootTime;
+
 /// The current time. The agent reads no clock: each event brings the time along.
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
@@ -13,22 +15,6 @@ pub struct Now {
     pub wall: SystemTime,
     /// Time since the machine booted, for deadlines that must survive a restart. `None` if we can't read it.
     pub boot: Option<BootTime>,
-}
-
-/// Time since one boot of the machine. Unlike the wall clock it can't be set, and it continues during sleep.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BootTime {
-    /// Identifies the boot: a part of the kernel's random boot id.
-    pub id: u64,
-    /// Milliseconds since then.
-    pub millis: u64,
-}
-
-impl BootTime {
-    /// Computes the time since an earlier moment of the same boot. `None` if the machine has been booted since.
-    pub(super) fn since(self, earlier: Self) -> Option<Duration> {
-        (self.id == earlier.id).then(|| Duration::from_millis(self.millis.saturating_sub(earlier.millis)))
-    }
 }
 
 /// A deadline beyond the range of the clock would panic; a year is as good.

@@ -532,7 +532,7 @@ fn an_upgrade_is_read_or_refused_by_field() {
         (json!({"images": ["a:1", "b:1"], "upgrade": {}}), "images: an upgrade takes exactly one"),
         (json!({"images": [], "upgrade": {}, "remove": {"images": ["a:1"]}}), "images: an upgrade takes"),
         (with(json!({"within": "soon"})), "upgrade.within: "),
-        (with(json!({"within": "4s"})), "upgrade.within: must be from 5s"),
+        (with(json!({"within": "9s"})), "upgrade.within: must be from 10s"),
         // The default of timeoutSeconds.
         (with(json!({"within": "5m"})), "upgrade.within: must be shorter than timeoutSeconds (300)"),
     ] {

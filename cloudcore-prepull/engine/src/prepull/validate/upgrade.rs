@@ -12,7 +12,7 @@ use super::{Refusal, TEMPLATE, filled};
 /// The time that a version has by default: an agent connects within seconds, and waits longest where cloudcore restarts.
 const WITHIN: Duration = Duration::from_secs(120);
 /// The times that it may have, in seconds, as for `edgecore-prepull upgrade --within`.
-const BOUNDS: RangeInclusive<u64> = 5..=86_400;
+const BOUNDS: RangeInclusive<u64> = 10..=86_400;
 
 /// `None` for a job that doesn't upgrade agents. `timeout`: that of a node.
 pub(super) fn upgrade(spec: &ImagePrePullJobSpec, timeout: Duration) -> Result<Option<Upgrade>, Refusal> {
@@ -41,7 +41,7 @@ pub(super) fn upgrade(spec: &ImagePrePullJobSpec, timeout: Duration) -> Result<O
     let field = || of_template("upgrade.within");
     let within = within.map_err(|message| Refusal::new(field(), message))?.unwrap_or(WITHIN);
     if !BOUNDS.contains(&within.as_secs()) {
-        return Err(Refusal::new(field(), "must be from 5s to 24h"));
+        return Err(Refusal::new(field(), "must be from 10s to 24h"));
     }
     if within >= timeout {
         let seconds = timeout.as_secs();
