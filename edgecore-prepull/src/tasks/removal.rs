@@ -200,17 +200,24 @@ pub(crate) fn choose_again(
     node: Node<'_>,
     planned: &PlannedRemoval,
 ) -> Option<Result<Vec<String>, ImageRemoval>> {
-    let image = node.held.iter().find(|image| image.id == planned.id)?;
-    let names: Vec<_> = image.names.iter().map(|name| normalized_name(name)).collect();
-    let RemovalRecord { planned: chosen, kept: stays } = choose(removal, node);
+    let mut held = node.held.to_vec();
+    let image = held.iter_mut().find(|image| image.id == planned.id)?;
+    let names = image.names.iter().map(|name| normalized_name(name)).collect();
+    // A power cut may have come between the removal of two of its names, and one may be another image's by now.
+    image.names.extend(planned.names.iter().cloned());
+    let shown: Vec<_> =
+        image.names.iter().map(|name| normalized_name(name)).chain([image.id.clone()]).collect();
+    let RemovalRecord { planned: chosen, kept } = choose(removal, Node { held: &held, ..node });
     if chosen.iter().any(|again| again.id == planned.id) {
         return Some(Ok(names));
     }
-    // Names are unique on a node, so this is the same image, or it has lost the names that the job removes.
-    let stays = stays.into_iter().find(|stays| names.contains(&stays.image) || stays.image == image.id);
-    let lost =
-        || kept(&planned.image, KeepCode::NotPresent, "the name went to another image meanwhile".to_owned());
-    Some(Err(stays.unwrap_or_else(lost)))
+    let stays = kept.into_iter().find(|stays| shown.contains(&stays.image));
+    Some(Err(stays.unwrap_or_else(|| not_chosen(planned))))
+}
+
+/// A rule that no longer names the image: only where the task itself has changed.
+fn not_chosen(planned: &PlannedRemoval) -> ImageRemoval {
+    kept(&planned.image, KeepCode::NotPresent, "the job doesn't name it any more".to_owned())
 }
 
 /// The ids of the images of a repository, the newest first. `None` where the age of one isn't known.
@@ -395,6 +402,7 @@ mod tests {
         let planned = PlannedRemoval {
             id: "a".to_owned(),
             image: "r.io/app:1".to_owned(),
+            names: vec!["r.io/app:1".to_owned(), digest('a')],
             ..PlannedRemoval::default()
         };
         let again = |removal: &Removal, held: &[HeldImage]| {
@@ -406,12 +414,15 @@ mod tests {
         assert_eq!(again(&removal, &[image("a", 9, &["r.io/app:1"])]), Some(Ok(names(&["r.io/app:1"]))));
         for (held, code) in [
             (image("a", 9, &["r.io/app:1", "r.io/app:stable"]), KeepCode::OtherName),
-            (image("a", 9, &["r.io/app:stable"]), KeepCode::NotPresent),
+            (image("a", 9, &["r.io/app:stable"]), KeepCode::OtherName),
             (image("a", 9, &["r.io/app:1", "r.io/wanted:1"]), KeepCode::Wanted),
             (HeldImage { needed: Some(KeepCode::InUse), ..image("a", 9, &["r.io/app:1"]) }, KeepCode::InUse),
         ] {
             assert_eq!(again(&removal, std::slice::from_ref(&held)), Some(Err(Some(code))), "{held:?}");
         }
+        // A power cut came after its tag was gone.
+        let half = image("a", 9, &[&digest('a')]);
+        assert_eq!(again(&removal, &[half]), Some(Ok(names(&[&digest('a')]))));
         // The newer ones were removed by others, so this one is the last.
         let held = [image("a", 9, &["r.io/app:1"])];
         assert_eq!(again(&of_repository(1, None), &held), Some(Err(Some(KeepCode::KeepLast))));
