@@ -122,16 +122,28 @@ impl Image {
     /// A version of an application: busybox, which all versions share, a layer with a library and a program of 8 MiB, with
     /// 64 KiB that each version changes, and a small layer with the release notes of this `edition`.
     pub fn version(name: &str, version: u64, edition: u64) -> Result<Self> {
-        Self::version_of_size(name, version, edition, 0)
+        Self::version_of_size(name, version, edition, 0, None)
     }
 
     /// A version with this many zeros in its layer as well. They compress to nearly nothing.
     pub fn version_with_zeros(name: &str, version: u64, zeros: u64) -> Result<Self> {
-        Self::version_of_size(name, version, 1, zeros)
+        Self::version_of_size(name, version, 1, zeros, None)
     }
 
-    fn version_of_size(name: &str, version: u64, edition: u64, zeros: u64) -> Result<Self> {
-        cached(&format!("release-{name}-{version}-{edition}-{zeros}"), |layout| {
+    /// A version on a base that has got this update: its upper layers are the same.
+    pub fn version_on(name: &str, version: u64, update: &str) -> Result<Self> {
+        Self::version_of_size(name, version, 1, 0, Some(update))
+    }
+
+    fn version_of_size(
+        name: &str,
+        version: u64,
+        edition: u64,
+        zeros: u64,
+        update: Option<&str>,
+    ) -> Result<Self> {
+        let on = update.unwrap_or("first");
+        cached(&format!("release-{name}-{version}-{edition}-{zeros}-{on}"), |layout| {
             let changed = usize::try_from(version)? * 128 * 1024;
             let mut program = random(&format!("{name}/program"), 8 * MIB);
             program[changed..changed + 64 * 1024]
@@ -141,11 +153,12 @@ impl Image {
             let files: [(&str, &[u8]); 3] =
                 [("app/bin/program", &program), ("app/lib/library", &library), ("app/zeros", &zeros)];
             let notes = format!("{name} {version}.{edition}\n");
-            let layers = [
-                layout.busybox_layer()?,
-                layout.files_layer(&files)?,
-                layout.file_layer("app/notes", notes.as_bytes())?,
-            ];
+            let mut layers = vec![layout.busybox_layer()?];
+            if let Some(update) = update {
+                layers.push(layout.file_layer("etc/update", update.as_bytes())?);
+            }
+            layers.push(layout.files_layer(&files)?);
+            layers.push(layout.file_layer("app/notes", notes.as_bytes())?);
             layout.image(&Platform::here(), &layers)
         })
     }

@@ -116,6 +116,16 @@ async fn the_plugins_delta_updates_a_node() -> Result<()> {
     let whole = hand.bytes_of(&second) - before;
     ensure!(whole < 8 * 1024, "{whole} bytes of the layers, although there is a delta");
     assert_eq!(hand.containerd.check_unpacked(&second).await?, 3);
+
+    // The base gets an update. The program above it is the same, but its layer has no blob here, and is to be unpacked again.
+    let third = Image::version_on("made", 2, "security")?;
+    let v3 = seed(&hand.registry, &third, "v3")?;
+    me.runs(&format!("delta {v2} {v3} {config} {file}")).await?.is(0, &[])?;
+    let before = hand.bytes_of(&third);
+    hand.pulls(&["--docker-config", &file, &v3]).await?;
+    let whole = hand.bytes_of(&third) - before;
+    ensure!(whole < 8 * 1024, "{whole} bytes of layers, although a delta copies the program's");
+    assert_eq!(hand.containerd.check_unpacked(&third).await?, 4);
     Ok(())
 }
 

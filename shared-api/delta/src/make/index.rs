@@ -95,7 +95,13 @@ mod tests {
 
     #[test]
     fn an_older_version_is_found_by_name() {
-        let file = |size| OldFile { layer: 0, offset: 0, size, hash: [u8::try_from(size).unwrap_or(0); 32] };
+        let file = |size| OldFile {
+            layer: 0,
+            offset: 0,
+            size,
+            hash: [u8::try_from(size).unwrap_or(0); 32],
+            is_open: true,
+        };
         let files = vec![
             (&b"a/__init__.py"[..], file(10)),
             (b"lib/libssl.so.3.0.1", file(20)),

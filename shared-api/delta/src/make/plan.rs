@@ -52,6 +52,8 @@ pub struct Unshrunk {
 pub enum Cause {
     /// The old image has no file of this name.
     New,
+    /// The old file can only be read by its owner, and the agent isn't that: it runs as root without capabilities.
+    Closed,
     /// Parts of the old file are used.
     Changed,
     /// There is an old file, and next to nothing of it can be used: it's compressed, or from another compiler.
@@ -86,6 +88,11 @@ impl<'a> Planner<'a> {
         Ok((plan, report))
     }
 
+    /// Why there is no old file for it.
+    fn why_nothing(&self, file: &TarEntry) -> Cause {
+        if self.old.is_closed(&file.path) { Cause::Closed } else { Cause::New }
+    }
+
     fn content(&self, file: &TarEntry) -> TarPart<'a> {
         TarPart::new(self.new, file.offset, file.size)
     }
@@ -98,7 +105,7 @@ impl<'a> Planner<'a> {
         let whole = estimate_size(&new)?;
         let similar = self.index.find_similar(&file.path, file.size);
         let Some((path, old)) = similar.filter(|(_, old)| old.size >= MIN_COPY) else {
-            return Ok((FilePlan::Data, whole, Cause::New));
+            return Ok((FilePlan::Data, whole, self.why_nothing(file)));
         };
         if old.size > MAX_COMPARED {
             return Ok((FilePlan::Data, whole, Cause::Large));
@@ -120,7 +127,7 @@ impl<'a> Planner<'a> {
             return Ok((FilePlan::Copy(path), 0, Cause::Changed));
         }
         let Some((path, old)) = self.index.find_similar(&file.path, file.size) else {
-            return Ok((FilePlan::Data, file.size, Cause::New));
+            return Ok((FilePlan::Data, file.size, self.why_nothing(file)));
         };
         let segments = chunks::compare_files(self.old.content(&old), self.content(file))?;
         let sent =

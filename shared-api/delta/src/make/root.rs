@@ -34,7 +34,10 @@ struct RootNode {
 
 enum What {
     File(OldFile),
-    Directory,
+    Directory {
+        /// Whether root may pass it without a capability.
+        is_open: bool,
+    },
     SymbolicLink,
     Other,
 }
@@ -46,6 +49,8 @@ pub(super) struct OldFile {
     pub(super) offset: u64,
     pub(super) size: u64,
     pub(super) hash: Hash,
+    /// Whether root may read it without a capability, as the agent has to.
+    pub(super) is_open: bool,
 }
 
 impl<'a> Root<'a> {
@@ -61,20 +66,30 @@ impl<'a> Root<'a> {
         Ok(Self { tars, nodes })
     }
 
-    /// The files, in the order of their paths. Those below a symbolic link are left out: runtimes differ in where they put
-    /// them.
+    /// The files that the agent can read, in the order of their paths. Those below a symbolic link are left out: runtimes differ
+    /// in where they put them.
     pub(super) fn files(&self) -> Vec<(&[u8], OldFile)> {
         let files = self.nodes.iter().filter_map(|(path, node)| match node.what {
             What::File(file) if path.len() <= MAX_PATH => Some((path.as_slice(), file)),
             _ => None,
         });
-        files.filter(|(path, _)| !self.is_below_link(path)).collect()
+        files.filter(|(path, file)| file.is_open && self.is_reachable(path)).collect()
     }
 
-    fn is_below_link(&self, path: &[u8]) -> bool {
+    /// Whether there is a file at this path that the agent can't read.
+    pub(super) fn is_closed(&self, path: &[u8]) -> bool {
+        let what = self.nodes.get(path).map(|node| &node.what);
+        matches!(what, Some(What::File(file)) if !file.is_open || !self.is_reachable(path))
+    }
+
+    /// Whether each directory above a path may be passed, and none is a symbolic link. One without an entry is made by the
+    /// runtime, and open.
+    fn is_reachable(&self, path: &[u8]) -> bool {
         let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
-        ends.into_iter().any(|end| {
-            self.nodes.get(&path[..end]).is_some_and(|node| matches!(node.what, What::SymbolicLink))
+        ends.into_iter().all(|end| match self.nodes.get(&path[..end]).map(|node| &node.what) {
+            None => true,
+            Some(What::Directory { is_open }) => *is_open,
+            Some(_) => false,
         })
     }
 
@@ -89,7 +104,8 @@ impl<'a> Sources for &Root<'a> {
 
     fn open(&mut self, path: &[u8]) -> io::Result<TarPart<'a>> {
         match self.nodes.get(path).map(|node| &node.what) {
-            Some(What::File(file)) => Ok(self.content(file)),
+            Some(What::File(file)) if !self.is_closed(path) => Ok(self.content(file)),
+            Some(What::File(_)) => Err(io::ErrorKind::PermissionDenied.into()),
             _ => Err(io::ErrorKind::NotFound.into()),
         }
     }
@@ -101,7 +117,7 @@ fn add(
     entry: TarEntry,
     content: &mut dyn Read,
 ) -> io::Result<()> {
-    let TarEntry { path, kind, offset, size } = entry;
+    let TarEntry { path, kind, offset, size, is_open } = entry;
     let (directory, name) = split(&path);
     if name == OPAQUE {
         remove_below(nodes, directory, |node| node.layer < layer);
@@ -116,11 +132,11 @@ fn add(
         return Ok(());
     }
     let what = match kind {
-        EntryKind::Directory => What::Directory,
+        EntryKind::Directory => What::Directory { is_open },
         EntryKind::SymbolicLink => What::SymbolicLink,
         EntryKind::File { sparse: true } | EntryKind::Other => What::Other,
         EntryKind::File { sparse: false } => {
-            What::File(OldFile { layer, offset, size, hash: hash(content)? })
+            What::File(OldFile { layer, offset, size, hash: hash(content)?, is_open })
         }
         // A target in a lower layer is nothing that a runtime could link to.
         EntryKind::HardLink(target) => match nodes.get(&target) {
@@ -131,7 +147,7 @@ fn add(
     if path.is_empty() {
         return Ok(());
     }
-    if !matches!(what, What::Directory) {
+    if !matches!(what, What::Directory { .. }) {
         remove_below(nodes, &path, |_| true);
     }
     nodes.insert(path, RootNode { layer, what });

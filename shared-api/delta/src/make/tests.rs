@@ -25,7 +25,7 @@ fn tar_of(items: &[(&str, Item)], mtime: u64) -> Vec<u8> {
     for (path, item) in items {
         let mut header = tar::Header::new_gnu();
         header.set_mtime(mtime);
-        header.set_mode(0o644);
+        header.set_mode(if matches!(item, Item::Directory) { 0o755 } else { 0o644 });
         let (kind, content, link) = match item {
             Item::File(content) => (tar::EntryType::Regular, content.clone(), None),
             Item::Hard(to) => (tar::EntryType::Link, Vec::new(), Some(to)),
@@ -111,6 +111,44 @@ fn a_delta_costs_what_changed() {
     let unshrunk: Vec<_> = made.unshrunk.iter().map(|file| (file.path.as_str(), file.cause)).collect();
     assert_eq!(unshrunk, [("etc/fresh", Cause::New)]);
     assert!((50_000..made.size).contains(&made.unshrunk[0].sent));
+}
+
+/// A tar of one file in a directory, each with its mode and its owner.
+fn tar_of_owned(directory: (u32, u64), file: (u32, u64), content: &[u8]) -> Vec<u8> {
+    let mut builder = tar::Builder::new(Vec::new());
+    let mut add = |path: &str, kind, (mode, uid): (u32, u64), content: &[u8]| {
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(kind);
+        header.set_mode(mode);
+        header.set_uid(uid);
+        header.set_gid(uid);
+        header.set_size(content.len() as u64);
+        builder.append_data(&mut header, path, content).unwrap();
+    };
+    add("app", tar::EntryType::Directory, directory, b"");
+    add("app/data", tar::EntryType::Regular, file, content);
+    builder.into_inner().unwrap()
+}
+
+#[test]
+fn only_files_that_the_agent_can_read_are_sources() {
+    let content = noise(100_000, 1);
+    for (directory, file, is_used) in [
+        ((0o755, 0), (0o644, 1000), true),
+        ((0o755, 0), (0o600, 0), true),
+        ((0o700, 0), (0o600, 0), true),
+        ((0o711, 1000), (0o604, 1000), true),
+        ((0o755, 0), (0o600, 1000), false),
+        ((0o755, 0), (0o640, 1000), false),
+        ((0o700, 1000), (0o644, 1000), false),
+        ((0o755, 0), (0o000, 0), false),
+    ] {
+        let old = tar_of_owned(directory, file, &content);
+        let (made, _) = made(std::slice::from_ref(&old), &old);
+        assert_eq!(made.size < 1000, is_used, "{directory:?} {file:?}: {} bytes", made.size);
+        let causes: Vec<_> = made.unshrunk.iter().map(|file| file.cause).collect();
+        assert_eq!(causes, if is_used { vec![] } else { vec![Cause::Closed] }, "{directory:?} {file:?}");
+    }
 }
 
 #[test]

@@ -14,6 +14,8 @@ pub(super) struct TarEntry {
     pub(super) offset: u64,
     /// Length of the content in the tar.
     pub(super) size: u64,
+    /// Whether root may read the file, or pass the directory, without a capability.
+    pub(super) is_open: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,10 +57,26 @@ pub(super) fn walk_tar(
         } else {
             EntryKind::Other
         };
+        let needed = if kind == EntryKind::Directory { 0o1 } else { 0o4 };
+        let is_open = is_open_to_root(entry.header(), needed);
         let (path, offset, size) = (path.unwrap_or_default(), entry.raw_file_position(), entry.size());
-        each(TarEntry { path, kind, offset, size }, &mut entry)?;
+        each(TarEntry { path, kind, offset, size, is_open }, &mut entry)?;
     }
     Ok(())
+}
+
+/// Whether root has a permission without a capability: the agent's unit has none, and `CAP_DAC_OVERRIDE` is what else makes root
+/// read everything. A header that isn't readable opens nothing.
+fn is_open_to_root(header: &tar::Header, needed: u32) -> bool {
+    let Ok(mode) = header.mode() else { return false };
+    // An empty field is 0, as for Go.
+    let (uid, gid) = (header.uid().unwrap_or_default(), header.gid().unwrap_or_default());
+    let shift = match (uid, gid) {
+        (0, _) => 6,
+        (_, 0) => 3,
+        _ => 0,
+    };
+    mode >> shift & needed != 0
 }
 
 /// Whether a file has holes, in one of the ways of GNU tar that stand beside an ordinary type.

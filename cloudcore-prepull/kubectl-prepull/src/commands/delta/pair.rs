@@ -30,8 +30,16 @@ pub(super) struct Pair<'a> {
 }
 
 impl Pair<'_> {
+    /// The layers that a node with the old image has to unpack. One that the old image has too, on others than here, is among
+    /// them: a node that rebuilt it has no blob of it.
+    pub(super) fn to_unpack(&self) -> &[ImageLayer] {
+        let (old, new) = (&self.old.layers, &self.new.layers);
+        let same = old.iter().zip(new).take_while(|(old, new)| old.diff_id == new.diff_id).count();
+        &new[same..]
+    }
+
     /// Whether the old image has the layer too.
-    pub(super) fn is_reused(&self, layer: &ImageLayer) -> bool {
+    pub(super) fn is_old(&self, layer: &ImageLayer) -> bool {
         self.old.layers.iter().any(|old| old.diff_id == layer.diff_id)
     }
 }
@@ -77,6 +85,28 @@ mod tests {
             layers: Vec::new(),
         };
         platforms.iter().map(image).collect()
+    }
+
+    #[test]
+    fn a_layer_on_another_one_is_unpacked_again() {
+        let image = |layers: &[&str]| {
+            let layer =
+                |diff_id: &&str| ImageLayer { blob: Descriptor::default(), diff_id: (*diff_id).to_owned() };
+            let layers = layers.iter().map(layer).collect();
+            PlatformImage { layers, ..images(&["linux/amd64"]).remove(0) }
+        };
+        for (old, new, unpacked, old_ones) in [
+            (&["base", "deps", "app"][..], &["base", "deps", "app2"][..], &["app2"][..], 0),
+            (&["base", "deps", "app"], &["base2", "deps", "app"], &["base2", "deps", "app"], 2),
+            (&["base", "app"], &["base", "new", "app"], &["new", "app"], 1),
+            (&["base", "app"], &["base"], &[], 0),
+        ] {
+            let (old, new) = (image(old), image(new));
+            let pair = Pair { old: &old, new: &new };
+            let found: Vec<_> = pair.to_unpack().iter().map(|layer| layer.diff_id.as_str()).collect();
+            assert_eq!(found, unpacked);
+            assert_eq!(pair.to_unpack().iter().filter(|layer| pair.is_old(layer)).count(), old_ones);
+        }
     }
 
     #[test]

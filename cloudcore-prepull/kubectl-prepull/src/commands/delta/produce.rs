@@ -45,7 +45,7 @@ pub(super) struct Delta {
 pub(super) async fn make(work: &DeltaWork<'_>, pair: Pair<'_>) -> anyhow::Result<Delta> {
     let platform = &pair.new.platform;
     let mut changed: Vec<&ImageLayer> = Vec::new();
-    for layer in pair.new.layers.iter().filter(|layer| !pair.is_reused(layer)) {
+    for layer in pair.to_unpack() {
         // The same layer may be there twice.
         if !changed.iter().any(|known| known.blob.digest == layer.blob.digest) {
             changed.push(layer);
@@ -70,9 +70,15 @@ pub(super) async fn make(work: &DeltaWork<'_>, pair: Pair<'_>) -> anyhow::Result
     let (mut layers, mut diffs, mut reports) = (Vec::new(), Vec::new(), Vec::new());
     for (layer, tar) in changed.iter().zip(&new_tars) {
         let (delta, report, diff) = make_layer(work, &root, layer, tar, &bar)?;
-        layers.push(delta);
-        reports.push(report);
-        diffs.extend(diff);
+        let is_old = pair.is_old(layer);
+        // A node that hasn't rebuilt an old layer has its blob.
+        if !is_old {
+            reports.push(report);
+        }
+        if diff.is_some() || !is_old {
+            layers.push(delta);
+            diffs.extend(diff);
+        }
     }
     drop(bar);
     let draft = draft(&pair, layers);
@@ -82,7 +88,7 @@ pub(super) async fn make(work: &DeltaWork<'_>, pair: Pair<'_>) -> anyhow::Result
         source: pair.old.manifest.digest.clone(),
         target: pair.new.manifest.digest.clone(),
         bytes: reports.iter().map(|layer| layer.bytes).sum(),
-        whole: sum(&changed),
+        whole: reports.iter().map(|layer| layer.whole).sum(),
         reused: draft.reused.len(),
         layers: reports,
         pushed: false,
@@ -139,7 +145,7 @@ fn draft(pair: &Pair<'_>, layers: Vec<DeltaLayer>) -> Draft {
         size: descriptor.size,
     };
     let PlatformImage { manifest, config, layers: all, .. } = pair.new;
-    let reused = all.iter().filter(|layer| pair.is_reused(layer));
+    let reused = all.iter().filter(|layer| !layers.iter().any(|made| made.to == layer.blob.digest));
     Draft {
         target: content(manifest),
         config: content(config),

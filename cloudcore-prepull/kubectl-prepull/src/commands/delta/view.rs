@@ -70,6 +70,7 @@ impl From<Unshrunk> for FileReport {
     fn from(Unshrunk { path, size, sent, cause }: Unshrunk) -> Self {
         let reason = match cause {
             Cause::New => "new",
+            Cause::Closed => "the old file is for its owner only: the agent has no capability to read it",
             Cause::Changed => "changed",
             Cause::Unlike => "nothing in common with the old file: compressed, or built by another compiler",
             Cause::Large => "above 64 MiB: only what moved as a whole is found",
