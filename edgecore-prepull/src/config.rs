@@ -354,6 +354,7 @@ impl Settings {
                     make_room: make_room.or(file.make_room).unwrap_or(false),
                 },
                 deltas: deltas.or(file.deltas).unwrap_or(true),
+                whole: false,
             },
             peers: PeerSettings {
                 listen: peer_listen.or(file.peer_listen).unwrap_or(Listen::Off),

@@ -172,6 +172,7 @@ fn fetch_settings(args: &PullOptions) -> FetchSettings {
             make_room: false,
         },
         deltas: !args.whole,
+        whole: args.whole,
     }
 }
 

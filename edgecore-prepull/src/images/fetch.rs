@@ -99,6 +99,8 @@ pub struct FetchSettings {
     pub room: RoomRules,
     /// Whether images may be rebuilt from earlier ones and deltas.
     pub deltas: bool,
+    /// Whether an image also needs the blobs of layers that are unpacked, as for `ctr image export`.
+    pub whole: bool,
 }
 
 impl FetchSettings {
@@ -117,7 +119,7 @@ impl Default for FetchSettings {
             disk_min_free: DEFAULT_DISK_MIN_FREE,
             make_room: false,
         };
-        Self { mode: FetchMode::default(), max_rate: None, hosts_dir: None, room, deltas: true }
+        Self { mode: FetchMode::default(), max_rate: None, hosts_dir: None, room, deltas: true, whole: false }
     }
 }
 
@@ -273,6 +275,7 @@ impl<P: Puller> Fetching<P> {
             .map_err(|stop| stop.after_answer(request.reference, download.unpacking.layer().as_deref()))?;
         download.keep_deltas().await;
         fetcher.leases.release(request.reference).await;
+        fetcher.refused.forget(image.manifest());
         let (signed_by, warning) = match verdict {
             None => (None, None),
             Some(Verdict::Signed { by }) => (Some(by), None),
@@ -310,7 +313,8 @@ impl<P: Puller> Fetching<P> {
             return refuse("--fetch=agent keeps the container runtime from pulling it");
         }
         if request.terms.deltas == Deltas::Require {
-            return refuse("spec.download.deltas is Require, which the container runtime can't do");
+            return refuse("spec.download.deltas is Require, which the container runtime can't do")
+                .map_err(|error| error.with_code(FailureCode::NoDelta));
         }
         if request.terms.verification.is_some_and(|wanted| wanted.mode == VerificationMode::Enforce) {
             return refuse("it needs a signature, which the container runtime would not verify: have the agent download (--fetch=auto, over containerd)")

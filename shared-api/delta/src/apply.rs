@@ -28,9 +28,13 @@ const WINDOW_LOG: u32 = 23;
 const MAX_ADD: u64 = 100 << 20;
 /// Largest file that serves as a dictionary, and largest file that is made with one. They take memory.
 const MAX_WHOLE: u64 = 4 << 20;
-/// Operations that are accepted without output. After these we want two bytes of output for each: a stream of seeks would
-/// compress so well that it kept a node at work for days.
-const FREE_OPERATIONS: u64 = 1 << 20;
+/// Work that is accepted without output, where an operation is 1. After that we want two bytes of output for each: a stream of
+/// seeks would compress so well that it kept a node at work for days.
+const FREE_WORK: u64 = 1 << 20;
+/// Work of [`Op::Open`]: a system call in each layer of the old image. A file has a header of 512 bytes in a tar.
+const OPEN_WORK: u64 = 128;
+/// Bytes of a dictionary that are read for the work of 1.
+const BYTES_A_WORK: u64 = 64;
 
 /// The files of the old image, by their path in its root file system.
 pub trait Sources {
@@ -55,10 +59,15 @@ impl Limits {
     /// Factor from the compressed layer to its tar where the delta doesn't announce the size. Text and zeros may compress
     /// this well, and no layer of programs does.
     const RATIO: u64 = 64;
+    /// The most that gzip can reach. The publisher of a delta may announce anything.
+    const MOST_RATIO: u64 = 1032;
+    /// The end of a tar, which is padded to 10 KiB, and a few small files.
+    const SMALL: u64 = 1 << 20;
 
     /// The limit for a layer: the size that the delta announces, or a multiple of the compressed layer in the image.
     pub fn of_layer(announced: Option<u64>, compressed: u64) -> Self {
-        Self { output: announced.unwrap_or(compressed.saturating_mul(Self::RATIO)) }
+        let most = compressed.saturating_mul(Self::MOST_RATIO).saturating_add(Self::SMALL);
+        Self { output: announced.map_or(compressed.saturating_mul(Self::RATIO), |size| size.min(most)) }
     }
 }
 
@@ -148,13 +157,13 @@ pub fn apply<S: Sources>(
     let mut output = BoundedOutput::new(out, limits.output);
     let mut source: Option<OpenSource<S::File>> = None;
     let (mut piece, mut summands) = (vec![0; PIECE], vec![0; PIECE]);
-    let (mut reused, mut operations) = (0, 0);
+    let (mut reused, mut work) = (0, 0);
     while let Some(byte) = input.next_byte()? {
-        operations += 1;
-        if operations > FREE_OPERATIONS + output.written() / 2 {
-            return Err(ApplyError::malformed(format!("{operations} operations make next to nothing")));
-        }
         let op = Op::parse(byte, input.version())?;
+        work += if op == Op::Open { OPEN_WORK } else { 1 };
+        if work > FREE_WORK + output.written() / 2 {
+            return Err(ApplyError::malformed("its operations make next to nothing"));
+        }
         let size = input.read_varint()?;
         if matches!(op, Op::Data | Op::Copy | Op::Add) {
             output.check_room(size)?;
@@ -198,6 +207,7 @@ pub fn apply<S: Sources>(
             Op::Seek => source.as_mut().ok_or_else(opened)?.seek(size)?,
             Op::Frame => {
                 let prefix = source.as_mut().ok_or_else(opened)?.read_whole(MAX_WHOLE)?;
+                work += prefix.len() as u64 / BYTES_A_WORK;
                 input.read_frame(size, &prefix, &mut piece, |part| output.write(part))?;
             }
         }

@@ -13,6 +13,8 @@ pub use draft::{Blob, Draft, EMPTY_CONFIG, EMPTY_CONFIG_DIGEST, MANIFEST_TYPE, R
 
 /// `artifactType` of a delta.
 pub const ARTIFACT_TYPE: &str = "application/vnd.io.github.containers.oci-delta.v1";
+/// Media type of the empty configuration of an artifact.
+const EMPTY_TYPE: &str = "application/vnd.oci.empty.v1+json";
 /// Media type of a layer that must be applied to the files of the old image.
 pub const TAR_DIFF: &str = "application/vnd.tar-diff";
 
@@ -51,6 +53,7 @@ pub const WORTHWHILE: u64 = 1 << 20;
 pub const MAX_OFFERS: usize = 4;
 /// Most layers. containerd's overlay mounts at most 500, and signatures may follow.
 const MAX_LAYERS: usize = 1024;
+
 /// Largest blob, and largest tar. No layer of an image comes near to it, and sums of sizes don't overflow.
 const MAX_SIZE: u64 = 1 << 40;
 
@@ -88,7 +91,10 @@ impl Offer {
         artifact_type: Option<&str>,
         annotations: &BTreeMap<String, String>,
     ) -> Result<Option<Self>, ManifestError> {
-        if artifact_type != Some(ARTIFACT_TYPE) {
+        // Registries that don't know the type of an artifact report that of its empty configuration.
+        let is_delta = artifact_type == Some(ARTIFACT_TYPE)
+            || (artifact_type == Some(EMPTY_TYPE) && annotations.contains_key(SOURCE_CONFIG));
+        if !is_delta {
             return Ok(None);
         }
         let size = check_size("size", size)?;
@@ -178,9 +184,9 @@ impl DeltaManifest {
         self.layers.iter().find(|layer| layer.to == to)
     }
 
-    /// The diff to download in place of a layer of the new image, of this size: where it saves something.
-    pub fn diff_for(&self, layer: &str, size: u64) -> Option<&DeltaLayer> {
-        self.layer(layer).filter(|found| found.is_diff() && found.size < size)
+    /// The diff to download in place of a layer of the new image of which this many bytes are missing: where it saves something.
+    pub fn diff_for(&self, layer: &str, missing: u64) -> Option<&DeltaLayer> {
+        self.layer(layer).filter(|found| found.is_diff() && found.size < missing)
     }
 }
 

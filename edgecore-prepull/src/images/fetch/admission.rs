@@ -1,5 +1,7 @@
 //! The decision how an image is downloaded: by deltas if they fit onto the disk, and otherwise by whole layers.
 //!
+//! Images are removed for whole layers, not for deltas: those take more room, by the word of their publisher.
+//!
 //! A layer that is rebuilt lies on the disk as a tar before it's unpacked, which may take more room than a compressed layer.
 
 use std::sync::Arc;
@@ -39,19 +41,20 @@ impl Fetcher {
         if let Some(deltas) = deltas {
             let mut layers = whole.clone();
             self.put_deltas(&mut layers, &deltas).await;
-            let refusal = match self.enter(request, goal, layers).await {
+            let is_required = request.terms.deltas == Rule::Require;
+            let refusal = match self.enter(request, goal, layers, is_required).await {
                 Ok((layers, watched)) => {
                     return Ok(Admitted { layers, watched, deltas: Some(deltas), no_delta });
                 }
                 Err(refusal) => refusal,
             };
             self.close(&deltas, goal).await;
-            if request.terms.deltas == Rule::Require {
+            if is_required {
                 return Err(refusal.into());
             }
             no_delta = Some(Unused::new(NoDelta::NoRoom, format!("by deltas there is {}", refusal.message)));
         }
-        let (layers, watched) = self.enter(request, goal, whole).await?;
+        let (layers, watched) = self.enter(request, goal, whole, true).await?;
         Ok(Admitted { layers, watched, deltas: None, no_delta })
     }
 
@@ -61,12 +64,15 @@ impl Fetcher {
         request: &PullRequest<'_>,
         goal: &Goal<'_>,
         layers: Vec<Layer>,
+        may_remove: bool,
     ) -> Result<(Arc<[Layer]>, Watched<'_>), PullError> {
         let Goal { repository, image, facts, lease, .. } = *goal;
         let layers: Arc<[_]> = layers.into();
         let watched = self.downloads.begin(request.reference, Arc::clone(&layers));
         let (reference, wanted) = (request.reference, request.terms.wanted);
-        let applicant = Applicant { reference, repository, image, layers: &layers, facts, lease, wanted };
+        let layers_of = &layers;
+        let applicant =
+            Applicant { reference, repository, image, layers: layers_of, facts, lease, wanted, may_remove };
         self.check_room(&applicant).await?;
         Ok((layers, watched))
     }

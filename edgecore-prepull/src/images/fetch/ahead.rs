@@ -52,7 +52,7 @@ pub(super) async fn unpack_ahead(download: &Download<'_>, arrived: &Arrived) -> 
             Err(Failure::Useless(why)) => {
                 tracing::debug!(
                     layer = stacked.digest,
-                    why,
+                    why = why.why,
                     "not unpacked ahead; the runtime unpacks the rest"
                 );
                 return Ok(None);
@@ -84,8 +84,8 @@ impl Step<'_> {
             && layer.whole.get().is_none()
         {
             match self.unpack_rebuilt(delta, &deltas.old).await {
-                Err(Failure::Useless(why)) => {
-                    download.fetch_whole(layer, Unused::new(NoDelta::WrongLayer, why)).await?;
+                Err(Failure::Useless(unused)) => {
+                    download.fetch_whole(layer, unused).await?;
                 }
                 unpacked => return unpacked,
             }
@@ -136,7 +136,10 @@ impl Step<'_> {
                 ));
             }
             // Another process with the same lease was faster and has released it, which removed our snapshot.
-            Err(status) if !self.is_unpacked().await => return Err(Failure::Useless(status.to_string())),
+            Err(status) if !self.is_unpacked().await => {
+                let unused = Unused::new(NoDelta::WrongLayer, status.to_string());
+                return Err(Failure::Useless(unused));
+            }
             _ => {}
         }
         unpacking.set(None);
@@ -192,6 +195,7 @@ impl Download<'_> {
             why = unused.why,
             "not rebuilt from its delta; it's downloaded"
         );
+        self.fetcher.refused.note(self.image.manifest(), &layer.blob().digest, unused.clone());
         let _ = self.no_delta.set(unused);
         let flight = layer.whole.get_or_init(|| self.fetcher.flights.of(digest));
         self.blob(&blob(BlobKind::Layer, &layer.descriptor), &layer.descriptor, flight).await

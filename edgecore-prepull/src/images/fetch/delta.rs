@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
 use prepull_api::task::NoDelta;
 use prepull_delta::manifest::{DeltaManifest, TAR_DIFF};
@@ -53,9 +54,43 @@ pub(super) struct Delta {
 }
 
 impl Delta {
-    /// Bytes on the disk while the layer is rebuilt and unpacked, as far as the publisher has announced them.
-    pub(super) fn room(&self) -> Option<u64> {
-        self.tar.map(|tar| tar.saturating_mul(COPIES))
+    /// Bytes on the disk while this layer is rebuilt and unpacked. Where the publisher doesn't announce them, we guess.
+    pub(super) fn room(&self, layer: &Descriptor) -> u64 {
+        self.tar.unwrap_or_else(|| layer.guess_unpacked()).saturating_mul(COPIES)
+    }
+}
+
+/// A layer that has to be downloaded.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Missing<'a> {
+    pub(super) layer: &'a Descriptor,
+    /// Those that an earlier attempt hasn't left.
+    pub(super) bytes: u64,
+}
+
+/// Most images of which refused deltas are remembered: a node pulls fewer at a time.
+const MAX_REMEMBERED: usize = 64;
+
+/// Deltas that were of no use in an earlier attempt, by the manifest of the image and their digest: a further attempt must not pay for them again. They
+/// are forgotten with the end of the pull.
+#[derive(Debug, Default)]
+pub(super) struct Refused(Mutex<HashMap<String, HashMap<String, Unused>>>);
+
+impl Refused {
+    pub(super) fn note(&self, image: &str, delta: &str, unused: Unused) {
+        let mut images = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if images.len() >= MAX_REMEMBERED && !images.contains_key(image) {
+            images.clear();
+        }
+        images.entry(image.to_owned()).or_default().insert(delta.to_owned(), unused);
+    }
+
+    pub(super) fn why(&self, image: &str, delta: &str) -> Option<Unused> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(image)?.get(delta).cloned()
+    }
+
+    pub(super) fn forget(&self, image: &str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(image);
     }
 }
 
@@ -65,11 +100,20 @@ impl Deltas {
         self.by_layer.get(layer)
     }
 
-    /// The deltas for these missing layers, if they save anything.
-    pub(super) fn new(manifest: &DeltaManifest, chain: String, missing: &[&Descriptor]) -> Option<Self> {
+    /// The deltas for these missing layers, if they save anything. Those are left out that `may_use` doesn't accept by their
+    /// digest.
+    pub(super) fn new(
+        manifest: &DeltaManifest,
+        chain: String,
+        missing: &[Missing<'_>],
+        mut may_use: impl FnMut(&str) -> bool,
+    ) -> Option<Self> {
         let mut by_layer = HashMap::new();
-        for layer in missing {
-            let Some(found) = manifest.diff_for(&layer.digest, layer.size) else { continue };
+        for Missing { layer, bytes } in missing {
+            let Some(found) = manifest.diff_for(&layer.digest, *bytes) else { continue };
+            if !may_use(&found.digest) {
+                continue;
+            }
             let (digest, size, tar) = (found.digest.clone(), found.size, found.uncompressed);
             let blob = Descriptor { media_type: TAR_DIFF.to_owned(), digest, size, ..Descriptor::default() };
             by_layer.insert(layer.digest.clone(), Delta { blob, tar });
@@ -79,9 +123,11 @@ impl Deltas {
     }
 
     /// Bytes to download for these layers.
-    pub(super) fn cost(&self, missing: &[&Descriptor]) -> u64 {
-        let size = |layer: &&Descriptor| self.of(&layer.digest).map_or(layer.size, |delta| delta.blob.size);
-        missing.iter().map(size).fold(0, u64::saturating_add)
+    pub(super) fn cost(&self, missing: &[Missing<'_>]) -> u64 {
+        let cost = |Missing { layer, bytes }: &Missing<'_>| {
+            self.of(&layer.digest).map_or(*bytes, |delta| delta.blob.size)
+        };
+        missing.iter().map(cost).fold(0, u64::saturating_add)
     }
 }
 
@@ -137,12 +183,38 @@ mod tests {
             (4, 10, TAR_DIFF),
         ]);
         let layers = [1, 2, 3].map(|number| layer(number, 1000));
-        let missing: Vec<_> = layers.iter().collect();
-        let deltas = Deltas::new(&manifest, "chain".to_owned(), &missing).unwrap();
+        let missing: Vec<_> = layers.iter().map(|layer| Missing { layer, bytes: layer.size }).collect();
+        let deltas = Deltas::new(&manifest, "chain".to_owned(), &missing, |_| true).unwrap();
         assert_eq!(deltas.by_layer.keys().collect::<Vec<_>>(), [&digest(1)]);
         assert_eq!(deltas.cost(&missing), 2010);
         let delta = deltas.of(&digest(1)).unwrap();
-        assert_eq!((delta.blob.digest.clone(), delta.room()), (digest(101), Some(10_000)));
-        assert!(Deltas::new(&manifest, "chain".to_owned(), &missing[1..]).is_none());
+        assert_eq!((delta.blob.digest.clone(), delta.room(missing[0].layer)), (digest(101), 10_000));
+        assert!(Deltas::new(&manifest, "chain".to_owned(), &missing[1..], |_| true).is_none());
+        assert!(Deltas::new(&manifest, "chain".to_owned(), &missing, |delta| delta != digest(101)).is_none());
+        // Next to nothing is left of the layer.
+        let almost = [Missing { bytes: 9, ..missing[0] }];
+        assert!(Deltas::new(&manifest, "chain".to_owned(), &almost, |_| true).is_none());
+        // Others announce no size.
+        let foreign = Delta { tar: None, ..delta.clone() };
+        let gzip = Descriptor {
+            media_type: "application/vnd.oci.image.layer.v1.tar+gzip".to_owned(),
+            ..layer(1, 1000)
+        };
+        assert!(foreign.room(&gzip) >= 4000, "{}", foreign.room(&gzip));
+    }
+
+    #[test]
+    fn a_refused_delta_is_remembered_until_the_end() {
+        let refused = Refused::default();
+        let why = || Unused::new(NoDelta::WrongLayer, "another digest");
+        refused.note("a", "sha256:1", why());
+        assert_eq!(refused.why("a", "sha256:1"), Some(why()));
+        assert_eq!((refused.why("a", "sha256:2"), refused.why("b", "sha256:1")), (None, None));
+        refused.forget("a");
+        assert_eq!(refused.why("a", "sha256:1"), None);
+        for image in 0..MAX_REMEMBERED * 3 {
+            refused.note(&image.to_string(), "sha256:1", why());
+        }
+        assert!(refused.0.lock().unwrap().len() <= MAX_REMEMBERED);
     }
 }

@@ -19,7 +19,7 @@ use prepull_registry::manifest::Descriptor;
 use prepull_registry::{RegistryError, Repository};
 use tonic::metadata::{Ascii, MetadataValue};
 
-use super::delta::{Deltas, Unused};
+use super::delta::{Deltas, Missing, Unused};
 use super::downloads::Layer;
 use super::fetcher::Fetcher;
 use super::image::ImageParts;
@@ -58,7 +58,7 @@ impl Search {
             Self::Found(deltas) => Ok((Some(deltas), None)),
             Self::None(unused) => none(unused),
             // It may be there next time.
-            Self::Failed(error) if rule == Rule::Require => Err(error.into()),
+            Self::Failed(error) if rule == Rule::Require => Err(unlisted(error)),
             Self::Failed(error) => {
                 let why = format!("the registry gives no list of deltas: {error}");
                 Ok((None, Some(Unused::new(NoDelta::Unlisted, why))))
@@ -71,6 +71,17 @@ impl Search {
 pub(super) fn required(why: &str) -> PullError {
     let message = format!("spec.download.deltas is Require, and the image can't come by a delta: {why}");
     PullError::new(ErrorClass::Permanent, message).with_code(FailureCode::NoDelta)
+}
+
+/// The failure where the deltas of the registry can't be read. The registry may say "not found" of a delta, which isn't the image.
+fn unlisted(error: RegistryError) -> PullError {
+    let error = PullError::from(error);
+    let message =
+        format!("spec.download.deltas is Require, and the registry gives no delta: {}", error.message);
+    let is_missing = error.class == ErrorClass::NotFound;
+    let code = if is_missing { FailureCode::NoDelta } else { error.code };
+    let class = if is_missing { ErrorClass::Transient } else { error.class };
+    PullError { message, class, code, ..error }
 }
 
 /// An image to pull.
@@ -126,17 +137,16 @@ impl Fetcher {
 
     /// Looks for a delta to an image from one that is on the node.
     async fn find_deltas(&self, goal: &Goal<'_>, layers: &[Layer]) -> Search {
-        let Goal { reference, repository, image, facts, .. } = *goal;
-        let missing = layers.iter().filter(|layer| layer.is_missing()).map(|layer| &layer.descriptor);
-        let missing: Vec<&Descriptor> = missing.collect();
-        if missing.iter().map(|layer| layer.size).fold(0, u64::saturating_add) < WORTHWHILE {
+        let missing = layers.iter().filter(|layer| layer.is_missing());
+        let missing = missing.map(|layer| Missing { layer: &layer.descriptor, bytes: layer.missing() });
+        let missing: Vec<_> = missing.collect();
+        if all_bytes(&missing) < WORTHWHILE {
             return Search::Needless;
         }
-        if !self.has_image_of(reference).await {
+        if !self.has_image_of(goal.reference).await {
             return Search::None(None);
         }
-        let Some(document) = image.documents.last() else { return Search::None(None) };
-        match self.search(repository, &document.blob.digest, facts, &missing).await {
+        match self.search(goal, &missing).await {
             Ok(Search::Found(deltas)) => self.view(deltas, goal).await,
             Ok(search) => search,
             Err(error) => Search::Failed(error),
@@ -180,13 +190,9 @@ impl Fetcher {
         names.iter().any(is_of)
     }
 
-    async fn search(
-        &self,
-        repository: &Repository,
-        manifest: &str,
-        facts: &Facts,
-        missing: &[&Descriptor],
-    ) -> Result<Search, RegistryError> {
+    async fn search(&self, goal: &Goal<'_>, missing: &[Missing<'_>]) -> Result<Search, RegistryError> {
+        let Goal { repository, facts, image, .. } = *goal;
+        let manifest = image.manifest();
         let (mut failure, mut reason) = (None, None);
         for place in repository.places() {
             let referrers = match place.referrers(manifest).await {
@@ -222,10 +228,17 @@ impl Fetcher {
             }
             // The smallest first; those of other publishers don't announce it.
             fitting.sort_by_key(|(offer, ..)| offer.download.unwrap_or(u64::MAX));
-            let whole = missing.iter().map(|layer| layer.size).fold(0, u64::saturating_add);
+            let whole = all_bytes(missing);
             let mut best: Option<(u64, Deltas)> = None;
             for (offer, referrer, source) in fitting.into_iter().take(MAX_OFFERS) {
-                let content = repository.manifest(referrer).await?;
+                let content = match repository.manifest(referrer).await {
+                    Ok(content) => content,
+                    // The next one may be whole: a registry that was cleaned up lists what it has deleted.
+                    Err(error) => {
+                        failure = Some(error);
+                        continue;
+                    }
+                };
                 let parsed = match DeltaManifest::parse(&content) {
                     Ok(parsed) if parsed.target == manifest => parsed,
                     Ok(_) => continue,
@@ -235,7 +248,17 @@ impl Fetcher {
                         continue;
                     }
                 };
-                let Some(deltas) = Deltas::new(&parsed, source, missing) else { continue };
+                let mut refused = None;
+                let may_use = |delta: &str| {
+                    let why = self.refused.why(manifest, delta);
+                    let may = why.is_none();
+                    refused = refused.take().or(why);
+                    may
+                };
+                let Some(deltas) = Deltas::new(&parsed, source, missing, may_use) else {
+                    reason = reason.or(refused);
+                    continue;
+                };
                 let cost = deltas.cost(missing);
                 if best.as_ref().map_or(whole, |(least, _)| *least) > cost {
                     best = Some((cost, deltas));
@@ -261,6 +284,10 @@ impl Fetcher {
         let chain = self.store.snapshot_of(config, &facts.snapshotter).await?;
         self.store.is_unpacked(&facts.snapshotter, &chain).await.then_some(chain)
     }
+}
+
+fn all_bytes(missing: &[Missing<'_>]) -> u64 {
+    missing.iter().map(|missing| missing.bytes).fold(0, u64::saturating_add)
 }
 
 fn read_offer(referrer: &Descriptor) -> Result<Option<Offer>, prepull_delta::manifest::ManifestError> {

@@ -125,7 +125,12 @@ impl Layer {
 
     /// Whether a part of the download is missing.
     pub(super) fn is_missing(&self) -> bool {
-        self.there < self.blob().size
+        self.missing() > 0
+    }
+
+    /// Bytes of the download that weren't there at the start of the pull.
+    pub(super) fn missing(&self) -> u64 {
+        self.blob().size.saturating_sub(self.there)
     }
 
     /// The blob to download.

@@ -9,7 +9,7 @@ use prepull_registry::{HostsFiles, Proxies, RegistryClient, Repository, Settings
 use tokio::sync::{Mutex as AsyncMutex, Semaphore, watch};
 
 use super::FetchSettings;
-use super::delta::Deltas;
+use super::delta::{Deltas, Refused};
 use super::downloads::{Downloads, Layer};
 use super::flights::Flights;
 use super::image::ImageParts;
@@ -63,6 +63,9 @@ pub(super) struct Fetcher {
     flushes: Arc<Flushes>,
     pub(super) unreachable: Unreachable,
     pub(super) downloads: Downloads,
+    pub(super) refused: Refused,
+    /// For the layer that is being rebuilt: each takes up to 16 MiB.
+    pub(super) rebuilding: Arc<Semaphore>,
     pub(super) streams: Semaphore,
     /// The last client that was needed, and the registry host files that it was built from.
     client: Mutex<Option<(HostsFiles, RegistryClient)>>,
@@ -99,6 +102,8 @@ impl Fetcher {
             flushes,
             unreachable: Unreachable::default(),
             downloads: Downloads::default(),
+            refused: Refused::default(),
+            rebuilding: Arc::new(Semaphore::new(1)),
             streams: Semaphore::new(STREAMS_OF_NODE),
             client: Mutex::default(),
             clock: Arc::default(),
@@ -148,7 +153,7 @@ impl Fetcher {
         let mut layers: Vec<Layer> = layers.collect().await;
         let has_gap = layers.iter().any(Layer::is_missing);
         let may_lack_blobs =
-            facts.discards_layers || (has_gap && self.settings.deltas && self.store.has_rebuilt().await);
+            facts.discards_layers || (has_gap && !self.settings.whole && self.store.has_rebuilt().await);
         if may_lack_blobs {
             let needed = image.above(self.unpacked(repository, image, facts).await);
             // The runtime requests none that is unpacked.
@@ -167,9 +172,7 @@ impl Fetcher {
             let (flight, ingest) = (self.flights.of(digest), ingests.get(digest));
             let offset = ingest.map_or(0, |ingest| ingest.offset.min(*size));
             let there = if self.store.has_blob(digest).await { *size } else { offset };
-            if let Some(room) = delta.room() {
-                flight.ask_unpacked(std::future::ready(room)).await;
-            }
+            flight.ask_unpacked(std::future::ready(delta.room(&layer.descriptor))).await;
             layer.come_by(delta, flight, there);
         }
     }

@@ -32,6 +32,11 @@ pub(super) struct ImageParts {
 }
 
 impl ImageParts {
+    /// The digest of its manifest, for the node's platform.
+    pub(super) fn manifest(&self) -> &str {
+        self.documents.last().map_or("", |document| document.blob.digest.as_str())
+    }
+
     /// Reads the documents that lead to the layers, from the content store if possible and else from the registry.
     pub(super) async fn read(
         store: &ContentStore,

@@ -24,7 +24,7 @@ use super::downloads::Layer;
 use super::fetcher::Fetcher;
 use super::image::{ImageParts, blob};
 use super::removal::{Freed, Removable, Removables};
-use super::room::{Awaited, Disk, Room, Todo, Verdict};
+use super::room::{Awaited, Disk, Room, RoomRules, Todo, Verdict};
 use super::runtime::Facts;
 use super::unpacked::diffs;
 use super::unused::{Listing, Needed, find_unused};
@@ -48,19 +48,21 @@ pub(super) struct Applicant<'a> {
     pub(super) lease: &'a MetadataValue<Ascii>,
     /// The images of the node's open tasks.
     pub(super) wanted: &'a [String],
+    /// Whether images may be removed for it, if the node makes room at all.
+    pub(super) may_remove: bool,
 }
 
 impl Fetcher {
     /// Refuses an image that doesn't fit, before its first byte is fetched. Removes unneeded images if it's allowed to.
     pub(super) async fn check_room(&self, applicant: &Applicant<'_>) -> Result<(), PullError> {
-        let Applicant { repository, layers, facts, .. } = *applicant;
-        let makes_room = self.room.borrow().make_room;
+        let Applicant { repository, layers, facts, may_remove, .. } = *applicant;
+        let makes_room = may_remove && self.room.borrow().make_room;
         if makes_room {
             self.hold(applicant).await;
         }
         // Later pulls count this one.
         let before = self.downloads.before(layers, repository);
-        let Some(room) = self.read_room(facts).await else {
+        let Some(room) = self.read_room(facts, may_remove).await else {
             tracing::warn!(root = %facts.root.display(), "the runtime's disk cannot be read, so we can't tell whether the image fits (if the agent runs in a container, mount it there at the same path)");
             return Ok(());
         };
@@ -80,11 +82,11 @@ impl Fetcher {
         todo: &Todo<'_>,
         mut refusal: String,
     ) -> Result<(), PullError> {
-        let Applicant { reference, facts, wanted, .. } = *applicant;
+        let Applicant { reference, facts, wanted, may_remove, .. } = *applicant;
         let mut pieces = blobs_of(applicant.image);
         let mut has_chains = false;
         for _ in 0..ROUNDS {
-            let Some(room) = self.read_room(facts).await else { break };
+            let Some(room) = self.read_room(facts, may_remove).await else { break };
             match todo.fits(&room) {
                 Ok(()) => return Ok(()),
                 Err(reason) => refusal = reason,
@@ -123,7 +125,7 @@ impl Fetcher {
             };
             for (image, freed) in chosen {
                 self.remove(image, freed, reference).await;
-                if self.read_room(facts).await.is_some_and(|room| todo.fits(&room).is_ok()) {
+                if self.read_room(facts, may_remove).await.is_some_and(|room| todo.fits(&room).is_ok()) {
                     return Ok(());
                 }
             }
@@ -196,7 +198,7 @@ impl Fetcher {
     pub(super) async fn removable_bytes(&self, wanted: &[String]) -> Result<u64, PullError> {
         let Ok(facts) = self.runtime.read(self.settings.hosts_dir.as_deref()).await else { return Ok(0) };
         let all = self.removables(&facts, wanted, &BTreeSet::new()).await?.all();
-        let room = self.read_room(&facts).await;
+        let room = self.read_room(&facts, true).await;
         let is_one = room.is_some_and(|room| room.content.device == room.images.device);
         Ok(if is_one { all.bytes() } else { all.unpacked })
     }
@@ -228,12 +230,14 @@ impl Fetcher {
         }
     }
 
-    async fn read_room(&self, facts: &Facts) -> Option<Room> {
+    async fn read_room(&self, facts: &Facts, may_remove: bool) -> Option<Room> {
         let (content, images) = (facts.root.clone(), facts.image_root.clone());
         // statvfs may block for long if the file system's server is dead.
         let read = spawn_blocking(move || Ok::<_, io::Error>((Disk::read(&content)?, Disk::read(&images)?)));
         let (content, images) = read.await.ok()?.ok()?;
-        Some(Room { content, images, rules: *self.room.borrow() })
+        let rules = *self.room.borrow();
+        let rules = RoomRules { make_room: rules.make_room && may_remove, ..rules };
+        Some(Room { content, images, rules })
     }
 
     /// Records which images are in use, in an endless loop. The most recently used go last.
@@ -265,6 +269,7 @@ fn blobs_of(image: &ImageParts) -> BTreeSet<String> {
 
 /// The layers of an image that were missing when its pull began.
 fn awaited<'a>(layers: &'a [Layer], repository: Option<&'a Repository>) -> impl Iterator<Item = Awaited<'a>> {
-    let missing = layers.iter().filter(|layer| layer.is_missing());
+    // A delta that has arrived is still to become a tar and files.
+    let missing = layers.iter().filter(|layer| layer.is_missing() || layer.delta.is_some());
     missing.map(move |layer| Awaited { layer: layer.blob(), flight: &layer.flight, repository })
 }

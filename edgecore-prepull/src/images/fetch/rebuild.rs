@@ -11,16 +11,18 @@
 
 use std::io::{self, Write};
 
+use prepull_api::task::NoDelta;
 use prepull_delta::{Limits, apply};
 use prepull_registry::manifest::Descriptor;
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 
-use super::delta::{Delta, OldImage};
+use super::delta::{Delta, OldImage, Unused};
 use super::download::Download;
 use super::old_files::OldFiles;
 use super::stop::Stop;
 use crate::images::containerd::{Blob, BlobKind, Labels, WriteError, open_blob};
+use crate::images::puller::ErrorClass;
 
 /// Media type of an uncompressed layer.
 const TAR: &str = "application/vnd.oci.image.layer.v1.tar";
@@ -31,7 +33,7 @@ const PIECES: usize = 2;
 /// Why a layer couldn't be rebuilt.
 pub(super) enum Failure {
     /// The layer must come another way, for this reason.
-    Useless(String),
+    Useless(Unused),
     /// The attempt has ended.
     Stop(Stop),
 }
@@ -67,6 +69,14 @@ impl Write for Pieces {
     }
 }
 
+fn wrong(why: impl ToString) -> Unused {
+    Unused::new(NoDelta::WrongLayer, why.to_string())
+}
+
+fn useless(why: &str) -> Failure {
+    Failure::Useless(wrong(why))
+}
+
 impl Download<'_> {
     /// Rebuilds a layer from a delta that has arrived. Returns the descriptor of its tar, which containerd has checked.
     pub(super) async fn rebuild(
@@ -93,25 +103,45 @@ impl Download<'_> {
         let Some(mut part) = opened else {
             // Another image has this layer uncompressed.
             let there = self.fetcher.store.blob_size(diff_id).await;
-            return there.map(tar).ok_or_else(|| Failure::Useless("the rebuilt layer was lost".to_owned()));
+            return there.map(tar).ok_or_else(|| useless("the rebuilt layer was lost"));
         };
         let (sender, mut pieces) = mpsc::channel(PIECES);
         let limits = Limits::of_layer(delta.tar, layer.size);
         let (root, digest) = (self.facts.root.clone(), delta.blob.digest.clone());
         let directories = old.directories.clone();
+        // The semaphore is never closed. The thread holds the permit: it may outlast this attempt.
+        let turn = self.fetcher.rebuilding.clone().acquire_owned().await;
         let applying = spawn_blocking(move || {
-            let diff =
-                open_blob(&root, &digest).ok_or("the agent cannot read the files of the content store")?;
-            let mut sources = OldFiles::open(&directories).map_err(|error| error.to_string())?;
+            let _turn = turn;
+            let unreadable = "the agent cannot read the files of the content store";
+            let diff = open_blob(&root, &digest).ok_or(Unused::new(NoDelta::OldFiles, unreadable))?;
+            let old_files = |error: io::Error| Unused::new(NoDelta::OldFiles, error.to_string());
+            let mut sources = OldFiles::open(&directories).map_err(old_files)?;
             let mut pieces = Pieces { sender, piece: Vec::with_capacity(PIECE) };
-            apply(diff, &mut sources, &mut pieces, &limits).map_err(|error| error.to_string())?;
-            pieces.flush().map_err(|error| error.to_string())
+            apply(diff, &mut sources, &mut pieces, &limits).map_err(wrong)?;
+            pieces.flush().map_err(wrong)
         });
+        let mut refused = None;
         while let Some(piece) = pieces.recv().await {
-            part.write(piece).await.map_err(|error| Failure::Stop(self.refused(error)))?;
+            if let Err(error) = part.write(piece).await {
+                refused = Some(self.refused(error));
+                break;
+            }
         }
+        // Ends the thread at its next piece.
+        drop(pieces);
         // A panic of the thread is a bug, and the layer is still to be had.
-        let applied: Result<(), String> = applying.await.unwrap_or_else(|error| Err(error.to_string()));
+        let applied: Result<(), Unused> = applying.await.unwrap_or_else(|error| Err(wrong(error)));
+        match refused {
+            // The layer takes less room than its tar, and may fit.
+            Some(Stop::Failed(error)) if error.class == ErrorClass::NoSpace => {
+                drop(part);
+                self.discard_tar(&blob).await;
+                return Err(Failure::Useless(Unused::new(NoDelta::NoRoom, error.message)));
+            }
+            Some(stop) => return Err(Failure::Stop(stop)),
+            None => {}
+        }
         let written = part.offset();
         let committed = match applied {
             Ok(()) => part.commit(&self.source, &Labels::new()).await,
@@ -125,9 +155,7 @@ impl Download<'_> {
             Ok(()) => Ok(tar(written)),
             Err(WriteError::Mismatch { .. }) => {
                 self.discard_tar(&blob).await;
-                Err(Failure::Useless(
-                    "the delta gives a layer with another digest than that in the image".to_owned(),
-                ))
+                Err(useless("the delta gives a layer with another digest than that in the image"))
             }
             Err(error) => Err(Failure::Stop(self.refused(error))),
         }

@@ -279,13 +279,23 @@ fn windows_above_8_mib_are_refused() {
 
 #[test]
 fn operations_without_output_are_counted() {
-    let count = usize::try_from(FREE_OPERATIONS).unwrap();
-    let mut seeks = vec![seek(0); count];
+    let count = usize::try_from(FREE_WORK - OPEN_WORK).unwrap();
+    let mut seeks = vec![seek(0); count + 1];
     seeks[0] = open("etc/hello");
     assert!(try_apply(&pack(1, &operations(&seeks)), 100).is_ok());
     seeks.push(seek(0));
     let error = try_apply(&pack(1, &operations(&seeks)), 100).unwrap_err().to_string();
     assert!(error.contains("make next to nothing"), "{error}");
+    // Opening and reading a dictionary is more work than a seek.
+    let nothing = frame(b"", b"");
+    let frames = |count| [vec![open("usr/numbers")], vec![nothing.clone(); count]].concat();
+    for steps in [vec![open("etc/hello"); 8192], frames(223)] {
+        let refusal = try_apply(&pack(2, &operations(&steps)), 100).map(|_| ());
+        assert!(refusal.is_ok(), "{refusal:?}");
+        let more = [steps, vec![open("usr/numbers")], vec![nothing.clone(); 2]].concat();
+        let error = try_apply(&pack(2, &operations(&more)), 100).unwrap_err().to_string();
+        assert!(error.contains("make next to nothing"), "{error}");
+    }
 }
 
 #[test]

@@ -92,7 +92,7 @@ impl Draft {
             "mediaType": MANIFEST_TYPE,
             "artifactType": ARTIFACT_TYPE,
             "config": {
-                "mediaType": "application/vnd.oci.empty.v1+json",
+                "mediaType": super::EMPTY_TYPE,
                 "digest": EMPTY_CONFIG_DIGEST,
                 "size": EMPTY_CONFIG.len(),
             },

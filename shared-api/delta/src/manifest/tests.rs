@@ -138,7 +138,13 @@ fn offers_are_read_from_referrers() {
         target: digest("a"),
         download: Some(773),
     };
-    assert_eq!(read(Some(ARTIFACT_TYPE), 2000, &whole), Ok(Some(offer)));
+    assert_eq!(read(Some(ARTIFACT_TYPE), 2000, &whole), Ok(Some(offer.clone())));
+    assert_eq!(
+        read(Some(EMPTY_TYPE), 2000, &whole),
+        Ok(Some(offer)),
+        "of a registry that doesn't know the type"
+    );
+    assert_eq!(read(Some(EMPTY_TYPE), 2000, &annotations(json!({}))), Ok(None));
     assert_eq!(read(Some("application/other"), 2000, &whole), Ok(None));
     assert_eq!(read(None, 2000, &whole), Ok(None));
     let error = read(Some(ARTIFACT_TYPE), 5 << 20, &whole).unwrap_err();

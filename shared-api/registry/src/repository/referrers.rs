@@ -5,12 +5,16 @@
 //! the caller decides whether it found enough.
 
 use futures::future::FutureExt;
+use http::header::{ACCEPT, LINK};
 use http::{HeaderMap, HeaderValue, Method};
 
 use super::{Repository, Resolved};
 use crate::error::{Kind, RegistryError};
 use crate::hosts::Endpoint;
 use crate::manifest::{Descriptor, Index, MAX_MANIFEST, OCI_INDEX};
+
+/// Most parts of a list of referrers that are read: registries put 50 or more into one.
+const MAX_PARTS: usize = 8;
 
 /// One endpoint of a repository: a mirror, or the registry itself.
 #[derive(Clone, Copy)]
@@ -42,7 +46,7 @@ impl Place<'_> {
     }
 
     /// The referrers of a digest that this endpoint lists, by the API of OCI 1.1, or by the tag that stands in for it. Of a
-    /// list in several parts it is the first one.
+    /// list in several parts, the first eight.
     pub async fn referrers(&self, digest: &str) -> Result<Vec<Descriptor>, RegistryError> {
         let by_api = self.referrers_by_api(digest).boxed().await?;
         // A cache that knows the API and not what is behind it answers with an empty list.
@@ -65,14 +69,51 @@ impl Place<'_> {
     /// `None` if the endpoint does not know the API.
     async fn referrers_by_api(&self, digest: &str) -> Result<Option<Vec<Descriptor>>, RegistryError> {
         let Self { repository, endpoint } = self;
-        let accept = HeaderMap::from_iter([(http::header::ACCEPT, HeaderValue::from_static(OCI_INDEX))]);
         let path = repository.path(endpoint, "referrers", digest);
-        let answer = repository.ask(endpoint, Method::GET, &path, accept).await?;
-        if matches!(answer.response.status().as_u16(), 400 | 404 | 405 | 501) {
-            return Ok(None);
+        let (mut part, mut referrers) = (path.clone(), Vec::new());
+        for _ in 0..MAX_PARTS {
+            let accept = HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static(OCI_INDEX))]);
+            let answer = repository.ask(endpoint, Method::GET, &part, accept).await?;
+            if matches!(answer.response.status().as_u16(), 400 | 404 | 405 | 501) {
+                return Ok((!referrers.is_empty()).then_some(referrers));
+            }
+            let answer = repository.accept(answer).await?;
+            let next = answer.response.headers().get(LINK).and_then(next_query);
+            let content = repository.read(answer, MAX_MANIFEST).await?;
+            referrers.extend(Index::parse(&content)?.manifests);
+            let Some(query) = next else { break };
+            let separator = if path.contains('?') { '&' } else { '?' };
+            part = format!("{path}{separator}{query}");
         }
-        let answer = repository.accept(answer).await?;
-        let content = repository.read(answer, MAX_MANIFEST).await?;
-        Index::parse(&content).map(|index| Some(index.manifests))
+        Ok(Some(referrers))
+    }
+}
+
+/// The query of the next part, as in `</v2/…/referrers/sha256:…?n=50&last=…>; rel="next"`. Nothing else of the link counts: it
+/// must not lead to another host.
+fn next_query(link: &HeaderValue) -> Option<String> {
+    let (target, relation) = link.to_str().ok()?.trim().strip_prefix('<')?.split_once('>')?;
+    let is_next = relation.contains("rel=\"next\"") || relation.contains("rel=next");
+    let (_, query) = target.split_once('?')?;
+    let query = query.split('#').next().filter(|query| !query.is_empty())?;
+    is_next.then(|| query.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_query_of_the_next_part_counts() {
+        for (link, query) in [
+            ("</v2/a/referrers/sha256:1?n=5&last=x>; rel=\"next\"", Some("n=5&last=x")),
+            ("<https://evil.example/v2/a?last=x>; rel=next", Some("last=x")),
+            ("</v2/a/referrers/sha256:1>; rel=\"next\"", None),
+            ("</v2/a?last=x>; rel=\"prev\"", None),
+            ("</v2/a?#x>; rel=next", None),
+            ("last=x", None),
+        ] {
+            assert_eq!(next_query(&HeaderValue::from_static(link)).as_deref(), query, "{link}");
+        }
     }
 }

@@ -208,6 +208,15 @@ async fn referrers_are_found_by_api_or_tag() {
         assert_eq!(referrers[0].artifact_type.as_deref(), Some("a/b"));
         assert_eq!(referrers[0].annotations["k"], "v");
     }
+    // A list in parts that never ends.
+    let server = Server::start(move |seen| {
+        let part = seen.target.matches("n=1").count();
+        assert_eq!(part, usize::from(seen.target.ends_with("?ns=r.example&n=1&last=x")), "{}", seen.target);
+        reply(200, &[("Link", "</v2/other/referrers/y?n=1&last=x>; rel=\"next\"")], &index)
+    })
+    .await;
+    let referrers = at(&server).places()[0].referrers(&sha256(b"image")).await.unwrap();
+    assert_eq!((referrers.len(), server.seen().len()), (8, 8));
     let none = Server::start(|_| reply(404, &[], "")).await;
     assert_eq!(at(&none).places()[0].referrers(&sha256(b"image")).await.unwrap(), []);
 }
