@@ -45,6 +45,13 @@ impl NodeSettings {
         *self == Self::default()
     }
 
+    /// Whether `more` has all that this sets: an agent that doesn't know the rest confirms this.
+    pub fn is_part_of(&self, more: &Self) -> bool {
+        let mut all = more.clone();
+        all.override_with(self);
+        all == *more
+    }
+
     /// Takes over what `later` sets.
     pub fn override_with(&mut self, later: &Self) {
         let Self {

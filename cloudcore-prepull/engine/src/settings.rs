@@ -5,7 +5,8 @@
 //!  labels of nodes ──┴▶ wanted ─▶ Action::Configure ═▶ node ═▶ Configured ─▶ informed ─▶ Action::WriteStatus
 //! ```
 //! Where several choose a node, those that are later by name override earlier ones, setting by setting. While an object is
-//! invalid, the nodes that it chooses keep what they have: a typing error must not lift a cap.
+//! invalid, the nodes that it chooses keep what they have: a typing error must not lift a cap. A node that has nothing yet gets
+//! what the others set.
 
 mod parse;
 #[cfg(test)]
@@ -30,7 +31,8 @@ use crate::shared::pacing::Moment as _;
 use crate::shared::session::{SessionEvent, SessionId};
 use parse::{Parsed, parse};
 
-/// Most objects that count, so that a look over 10,000 nodes takes milliseconds; a fleet has a few groups of nodes.
+/// Most objects that count, so that a look over 10,000 nodes takes milliseconds; a fleet has a few groups of nodes. The oldest
+/// ones count: a new one must not take another out of force.
 pub const MAX_SETTINGS: usize = 100;
 /// Shortest time between two looks at the statuses: each counts the nodes of every object.
 const STATUS_PERIOD: Duration = Duration::from_secs(5);
@@ -86,6 +88,9 @@ struct Entry {
     parsed: Parsed,
     /// The status as the API server has it.
     status: ImagePrePullSettingsStatus,
+    created: Option<Timestamp>,
+    /// Whether there are [`MAX_SETTINGS`] older ones.
+    is_beyond: bool,
     /// The status that was written last, and when.
     written: Option<(ImagePrePullSettingsStatus, Timestamp)>,
 }
@@ -98,6 +103,8 @@ struct Agent {
     has: Option<Arc<NodeSettings>>,
     /// What was sent in this session.
     sent: Option<Arc<NodeSettings>>,
+    /// Whether it has confirmed something since then.
+    has_answered: bool,
 }
 
 impl FleetSettings {
@@ -115,6 +122,7 @@ impl FleetSettings {
             Input::One(object) => {
                 let known = object.metadata.name.as_ref().and_then(|name| self.objects.remove(name));
                 let spec_is_same = self.put(&object, known);
+                self.count_oldest();
                 if spec_is_same {
                     // Our own status: nothing else changes with it.
                     return;
@@ -122,8 +130,17 @@ impl FleetSettings {
             }
             Input::Gone(name) => _ = self.objects.remove(&name),
         }
+        self.count_oldest();
         self.all_changed = true;
         self.statuses_due = true;
+    }
+
+    fn count_oldest(&mut self) {
+        let mut by_age: Vec<_> = self.objects.values_mut().collect();
+        by_age.sort_by_key(|entry| entry.created);
+        for (index, entry) in by_age.into_iter().enumerate() {
+            entry.is_beyond = index >= MAX_SETTINGS;
+        }
     }
 
     /// Returns whether the object was known with this spec.
@@ -141,6 +158,8 @@ impl FleetSettings {
             generation,
             parsed: parse(&object.spec),
             status: object.status.clone().unwrap_or_default(),
+            created: meta.creation_timestamp.as_ref().map(|created| created.0),
+            is_beyond: false,
             written: known.and_then(|known| known.written),
             id,
         };
@@ -168,7 +187,8 @@ impl FleetSettings {
                     return;
                 }
                 let has = hello.settings.as_ref().map(|settings| self.claimed(settings));
-                self.agents.insert(node.clone(), Agent { session: *session, has, sent: None });
+                self.agents
+                    .insert(node.clone(), Agent { session: *session, has, sent: None, has_answered: false });
                 self.changed.insert(node.clone());
             }
             SessionEvent::Down { node, session } => {
@@ -183,6 +203,7 @@ impl FleetSettings {
                     return;
                 };
                 agent.has = Some(has);
+                agent.has_answered = true;
                 // It may answer to an earlier message of two.
                 self.changed.insert(node.clone());
             }
@@ -217,18 +238,21 @@ impl FleetSettings {
     }
 
     fn configure(&mut self, node: &NodeView, actions: &mut Vec<Action>) {
-        let Some(wanted) = wanted(&self.choosing(node)) else { return };
+        let chosen = self.choosing(node);
+        let (is_valid, wanted) = (chosen.iter().all(|entry| entry.1.parsed.settings.is_ok()), merge(&chosen));
         let Some(agent) = self.agents.get_mut(&node.name) else { return };
         let Some(has) = &agent.has else { return };
-        if agent.sent.as_ref().unwrap_or(has).as_ref() != &wanted {
+        let last = agent.sent.as_ref().unwrap_or(has);
+        if last.as_ref() != &wanted && (is_valid || last.is_empty()) {
             agent.sent = Some(Arc::new(wanted.clone()));
+            agent.has_answered = false;
             actions.push(Action::Configure(node.name.clone(), wanted));
         }
     }
 
     /// The objects that choose a node, each with its place, in their precedence.
     fn choosing(&self, node: &NodeView) -> Vec<(usize, &Entry)> {
-        let all = self.objects.values().take(MAX_SETTINGS).enumerate();
+        let all = self.objects.values().enumerate().filter(|(_, entry)| !entry.is_beyond);
         all.filter(|(_, entry)| node.is_edge() && entry.parsed.chooses(node)).collect()
     }
 
@@ -256,12 +280,12 @@ impl FleetSettings {
             let chosen = self.choosing(node);
             let valid = || chosen.iter().filter(|(_, entry)| entry.parsed.settings.is_ok());
             if valid().next().is_some() {
-                let state = self.state_of(&node.name, wanted(&chosen).as_ref());
+                let state = self.state_of(&node.name, &merge(&chosen));
                 valid().for_each(|(index, _)| tallies[*index].count(&node.name, state));
             }
         }
-        for (index, (entry, tally)) in self.objects.values_mut().zip(tallies).enumerate() {
-            let status = entry.status_with(&tally, index >= MAX_SETTINGS, now);
+        for (entry, tally) in self.objects.values_mut().zip(tallies) {
+            let status = entry.status_with(&tally, now);
             if status == entry.status {
                 entry.written = None;
                 continue;
@@ -278,23 +302,25 @@ impl FleetSettings {
         }
     }
 
-    fn state_of(&self, node: &NodeName, wanted: Option<&NodeSettings>) -> NodeState {
-        match self.agents.get(node).map(|agent| agent.has.as_deref()) {
-            None => NodeState::Offline,
-            Some(None) => NodeState::TooOld,
+    fn state_of(&self, node: &NodeName, wanted: &NodeSettings) -> NodeState {
+        let Some(agent) = self.agents.get(node) else { return NodeState::Offline };
+        match agent.has.as_deref() {
+            None => NodeState::TooOld,
             Some(has) if has == wanted => NodeState::Informed,
+            // It confirms what it can read.
+            Some(has) if agent.has_answered && has.is_part_of(wanted) => NodeState::TooOld,
             Some(_) => NodeState::Waiting,
         }
     }
 }
 
-/// What these objects set together. None while one of them is invalid: the node keeps what it has.
-fn wanted(chosen: &[(usize, &Entry)]) -> Option<NodeSettings> {
-    let mut wanted = NodeSettings::default();
-    for (_, entry) in chosen {
-        wanted.override_with(entry.parsed.settings.as_ref().ok()?);
+/// What these objects set together. An invalid one sets nothing.
+fn merge(chosen: &[(usize, &Entry)]) -> NodeSettings {
+    let mut merged = NodeSettings::default();
+    for settings in chosen.iter().filter_map(|(_, entry)| entry.parsed.settings.as_ref().ok()) {
+        merged.override_with(settings);
     }
-    Some(wanted)
+    merged
 }
 
 #[derive(Clone, Copy)]
@@ -360,7 +386,7 @@ impl Tally {
         if self.nodes() == 0 {
             return fact(true, "NoNodes", "no edge node is chosen".to_owned());
         }
-        let old = "an agent that knows no settings (update edgecore-prepull)";
+        let old = "an agent that doesn't know all of these settings (update edgecore-prepull)";
         let parts = [
             waiting.describe("has not confirmed it yet", "have not confirmed it yet"),
             too_old.describe(&format!("has {old}"), &format!("have {old}")),
@@ -376,12 +402,12 @@ impl Tally {
 }
 
 impl Entry {
-    fn status_with(&self, tally: &Tally, is_beyond: bool, now: Timestamp) -> ImagePrePullSettingsStatus {
+    fn status_with(&self, tally: &Tally, now: Timestamp) -> ImagePrePullSettingsStatus {
         let bad = |reason, message| Fact { type_: READY, status: Some(false), reason, message };
         let ready = match &self.parsed.settings {
             Err(refusal) => bad("Invalid", format!("{refusal}; the nodes keep what they have")),
-            Ok(_) if is_beyond => {
-                bad("TooMany", format!("there are more than {MAX_SETTINGS}; the first ones by name count"))
+            Ok(_) if self.is_beyond => {
+                bad("TooMany", format!("there are {MAX_SETTINGS} older ones, and no more count"))
             }
             Ok(_) => tally.judge(),
         };

@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used)]
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use prepull_api::crd::EDGE_LABEL;
 use prepull_api::crd::settings::ImagePrePullSettingsSpec;
 use prepull_api::wire::Hello;
@@ -34,9 +34,11 @@ impl Fleet {
     }
 
     fn apply(&mut self, name: &str, spec: Value) {
+        let created = Timestamp::UNIX_EPOCH.after(Duration::from_secs(self.stored.len() as u64));
         let stored = self.stored.entry(name.to_owned()).or_insert_with(|| {
             let mut object = ImagePrePullSettings::new(name, ImagePrePullSettingsSpec::default());
             object.metadata.uid = Some(format!("uid-of-{name}"));
+            object.metadata.creation_timestamp = Some(Time(created));
             object
         });
         stored.spec = serde_json::from_value(spec).unwrap();
@@ -196,11 +198,38 @@ fn an_old_agent_is_named() {
     fleet.connect("a", None);
     fleet.apply("cap", json!({ "labelSelector": {}, "maxDownloadRate": "64Ki" }));
     assert_eq!(fleet.take_sent(), []);
-    let expected =
-        "0/1 False AgentTooOld: 1 node has an agent that knows no settings (update edgecore-prepull): a";
+    let expected = "0/1 False AgentTooOld: 1 node has an agent that doesn't know all of these settings (update edgecore-prepull): a";
     assert_eq!(fleet.status("cap"), expected);
     fleet.connect("a", Some(NodeSettings::default()));
     assert_eq!(fleet.take_sent(), [to("a", rate(64))]);
+}
+
+#[test]
+fn an_agent_that_knows_less_is_named() {
+    let mut fleet = Fleet::with_nodes(&[("a", "north")]);
+    let a = fleet.connect("a", Some(NodeSettings::default()));
+    fleet.apply("cap", json!({ "labelSelector": {}, "maxDownloadRate": "64Ki", "makeRoom": true }));
+    assert!(fleet.status("cap").starts_with("0/1 False Waiting"), "{}", fleet.status("cap"));
+    for known in [NodeSettings::default(), rate(64)] {
+        fleet.confirm("a", a, known);
+        assert!(fleet.status("cap").starts_with("0/1 False AgentTooOld"), "{}", fleet.status("cap"));
+    }
+    assert_eq!(fleet.take_sent().len(), 1);
+}
+
+#[test]
+fn a_new_node_gets_what_valid_objects_set() {
+    let mut fleet = Fleet::with_nodes(&[("a", "north"), ("b", "north")]);
+    let a = fleet.connect("a", Some(NodeSettings::default()));
+    fleet.apply("10-all", json!({ "labelSelector": {}, "maxDownloadRate": "64Ki" }));
+    fleet.confirm("a", a, rate(64));
+    fleet.take_sent();
+    fleet.apply("20-bad", json!({ "labelSelector": {}, "maxDownloadRate": "fast" }));
+    fleet.connect("b", Some(NodeSettings::default()));
+    assert_eq!(fleet.take_sent(), [to("b", rate(64))]);
+    // From now on it keeps that, as every other one.
+    fleet.apply("10-all", json!({ "labelSelector": {}, "maxDownloadRate": "32Ki" }));
+    assert_eq!(fleet.take_sent(), []);
 }
 
 #[test]
@@ -254,15 +283,20 @@ fn no_node_fills_our_memory() {
 }
 
 #[test]
-fn the_first_hundred_by_name_count() {
+fn the_hundred_oldest_count() {
     let mut fleet = Fleet::with_nodes(&[("a", "north")]);
     fleet.connect("a", Some(NodeSettings::default()));
     for index in 0..MAX_SETTINGS {
         fleet.apply(&format!("{index:03}"), json!({ "nodeNames": ["other"] }));
     }
-    fleet.apply("zzz", json!({ "nodeNames": ["a"], "maxDownloadRate": "64Ki" }));
+    fleet.apply("000-new", json!({ "nodeNames": ["a"], "maxDownloadRate": "64Ki" }));
     assert_eq!(fleet.take_sent(), []);
-    assert!(fleet.status("zzz").contains("TooMany: there are more than 100"), "{}", fleet.status("zzz"));
+    assert_eq!(fleet.status("099"), "0/0 True NoNodes: no edge node is chosen");
+    assert!(
+        fleet.status("000-new").contains("TooMany: there are 100 older ones"),
+        "{}",
+        fleet.status("000-new")
+    );
 }
 
 #[test]
