@@ -49,7 +49,7 @@ setup: ## Get the real parts: packages, Kubernetes and helm (built once, about 8
 build: ## Release build of cloudcore-prepull, edgecore-prepull and kubectl-prepull
 	$(call run,$(BUILD))
 
-demo: ## A small cluster, edge nodes and a job, on this machine (ARGS= for its options)
+demo: ## A small cluster, edge nodes and a job, on this machine (KEEP=1 leaves it running)
 	@$(SETUP)/prepare.sh '$(BUILD_DEMO)'
 	@PREPULL_E2E_LOGS=$${PREPULL_E2E_LOGS:-$(TARGET)/demo-logs} $(SETUP)/with-parts.sh $(TARGET)/debug $(TARGET)/debug/demo $(ARGS)
 

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 const JOBS: &str = "operations.kubeedge.io";
 const KRUISE: &str = "apps.kruise.io";
+const FLEET_POLICY: &str = "manifests/cloudcore-prepull/optional/remove-and-upgrade-by-right.yaml";
 const POLICY: &str = "manifests/cloudcore-prepull/optional/secrets-of-the-author.yaml";
 
 /// Whether the API server is of this minor version or later. Prints a note otherwise.
@@ -395,6 +396,49 @@ async fn a_job_names_only_secrets_of_its_author() -> Result<()> {
             .patch("tried", &PatchParams::default(), &Patch::Merge(change.clone()))
             .await;
         check(&change.to_string(), said(patched)?.as_deref(), expected)?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn removals_and_upgrades_take_a_right() -> Result<()> {
+    let cluster = Cluster::own().await?;
+    if !is_since(&cluster, 30).await? {
+        return Ok(());
+    }
+    cluster.apply(&rights_of_ann()).await?;
+    cluster.apply_file(&workspace().join(FLEET_POLICY)).await?;
+    let kubeconfig = cluster.kubeconfig_as("ann")?;
+    let ann = Cluster::client_of(&kubeconfig).await?;
+    let removal = with_secrets(&json!({"images": null, "remove": {"images": ["nginx:1.25"]}}), &Value::Null);
+    let upgrade = with_secrets(&json!({"upgrade": {}}), &Value::Null);
+    let refused = [(&removal, "the verb \"remove\""), (&upgrade, "the verb \"upgrade\"")];
+    for (job, words) in refused {
+        eventually("the policy is in force", SOON, async || {
+            check("without the right", refusal_of(ann.clone(), job).await?.as_deref(), Some(words))
+        })
+        .await?;
+        check("with all rights", refusal_of(cluster.client(), job).await?.as_deref(), None)?;
+    }
+    check(
+        "a pull",
+        refusal_of(ann.clone(), &with_secrets(&json!({}), &Value::Null)).await?.as_deref(),
+        None,
+    )?;
+    let words =
+        "the admission policy prepull-remove-and-upgrade refuses it: spec.imagePrePullTemplate.remove";
+    let me = Person::new(&kubeconfig);
+    let said = me.runs("remove nginx:1.25 --node edge-1 --wait=0").await?.is(1, &[words])?;
+    assert_eq!(said.err.matches("prepull-fleet-admin").count(), 1, "{}", said.err);
+
+    let binding =
+        ["create", "clusterrolebinding", "ann-fleet", "--clusterrole=prepull-fleet-admin", "--user=ann"];
+    cluster.kubectl(&binding).await?;
+    for (job, _) in refused {
+        eventually("the right counts", SOON, async || {
+            check("with the right", refusal_of(ann.clone(), job).await?.as_deref(), None)
+        })
+        .await?;
     }
     Ok(())
 }

@@ -228,6 +228,6 @@ async fn rates_name_node_and_job(edge: &mut Wire, person: &Person, task: &TaskId
     }
     let words = ["store-17", "edge-shop", "shared", "MiB/s, with neighbours", "kubectl prepull set JOB"];
     person.runs("rates").await?.is(0, &words)?;
-    person.runs("rates elsewhere").await?.is(0, &["Nothing is downloaded now"])?;
+    person.runs("rates elsewhere").await?.is(1, &["no connected edge is in site elsewhere"])?;
     Ok(())
 }

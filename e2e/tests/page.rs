@@ -145,6 +145,16 @@ async fn the_page_shows_and_controls_a_job() -> Result<()> {
         Ok(())
     })
     .await?;
+    browser.click("Pause downloads").await?;
+    browser.says("Paused").await?;
+    picture(&browser, "job-paused").await?;
+    ensure!(long.get().await?.spec.pause, "it is not paused");
+    browser.click("Resume").await?;
+    eventually("the downloads go on", SOON, async || {
+        ensure!(!long.get().await?.spec.pause, "they still stand");
+        Ok(())
+    })
+    .await?;
     browser.click("Cancel").await?;
     eventually("the page asks", SOON, async || {
         // The question may come after the answer to the click.

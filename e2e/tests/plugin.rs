@@ -143,7 +143,7 @@ async fn a_bad_night_with_the_plugin() -> Result<()> {
     me.runs("cancel night").await?.is(0, &["night cancelled"])?;
     me.runs("status night -w --timeout 1m")
         .await?
-        .is(1, &["Failure", "cancelled; 0 nodes did not end, 1 not started"])?;
+        .is(1, &["Cancelled", "cancelled; 0 nodes did not end, 1 not started"])?;
     me.runs("cancel night").await?.is(1, &["job night has ended already"])?;
     me.runs("suspend night").await?.is(1, &["there is nothing to suspend"])?;
     for command in ["retry night", "resume night"] {

@@ -341,7 +341,7 @@ async fn the_plugin_makes_tokens_and_keeps_nodes_out(
     )?;
     ann.runs("tokens create")
         .await?
-        .is(1, &["user ann lacks a right: to get configmaps", "token-admin.yaml"])?;
+        .is(1, &["user ann lacks a right: to get configmaps", "prepull-token-admin"])?;
     me.runs("tokens list").await?.is(0, &["ID", "USED", id, "node edge-2", "yes"])?;
     let listed: serde_json::Value =
         serde_json::from_str(&me.runs("tokens list -o json").await?.is(0, &[])?.out)?;
@@ -354,7 +354,7 @@ async fn the_plugin_makes_tokens_and_keeps_nodes_out(
     cluster.apply_file(&workspace().join("manifests/cloudcore-prepull/optional/node-admin.yaml")).await?;
     let guard = cluster.kubeconfig_as("system:serviceaccount:prepull-system:prepull-node-admin")?;
     let guard = Person::new(&guard);
-    ann.runs("node revoke edge-2").await?.is(1, &["lacks a right: to get configmaps", "node-admin.yaml"])?;
+    ann.runs("node revoke edge-2").await?.is(1, &["lacks a right: to get configmaps", "prepull-node-admin"])?;
     guard.runs("node revoke edge-3").await?.is(1, &["no edge of the name edge-3", "--unknown"])?;
     guard
         .runs("node revoke edge-2")

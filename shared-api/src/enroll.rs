@@ -121,7 +121,7 @@ pub const TOKEN_SECRET_LEN: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "not a join token: expected three parts <CA hash>.<id>.<secret> of 64, 12 and 64 hex digits, as printed by \
-     `cloudcore-prepull token create`; check that it was copied whole"
+     `kubectl prepull tokens create`; check that it was copied whole"
 )]
 pub struct JoinTokenError;
 

@@ -1,15 +1,16 @@
 //! Jobs and their reports in the cluster: reads and patches.
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use futures::{Stream, StreamExt};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use kube::Api;
-use kube::api::{ListParams, Patch, PatchParams};
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use kube::core::Request;
+use kube::{Api, Resource, ResourceExt};
 use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob};
 use prepull_api::crd::report::{ImagePrePullReport, JOB_UID_LABEL};
 use prepull_api::crd::status::JobPhase;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::cluster::Cluster;
 use crate::name::{KruiseKind, KruiseName};
@@ -28,10 +29,62 @@ pub(crate) async fn get(cluster: &Cluster, name: &str) -> anyhow::Result<ImagePr
     }
 }
 
-/// Changes a job by a JSON merge patch.
+/// Makes a job. A field that the definitions of the cluster lack is an error: without it, it would be another job.
+pub(crate) async fn create(cluster: &Cluster, job: &ImagePrePullJob) -> anyhow::Result<ImagePrePullJob> {
+    let made = async {
+        let body = serde_json::to_vec(job).map_err(kube::Error::SerdeError)?;
+        let request = Request::new(ImagePrePullJob::url_path(&(), None)).create(&PostParams::default(), body);
+        let mut request = request.map_err(kube::Error::BuildRequest)?;
+        // `PostParams` doesn't have it.
+        let strict = format!("{}&fieldValidation=Strict", request.uri());
+        *request.uri_mut() =
+            strict.parse().map_err(|error| kube::Error::HttpError(http::Error::from(error)))?;
+        cluster.client().request(request).await
+    };
+    let made = made.await.with_context(|| format!("job {} cannot be made", job.name_any()))?;
+    refuse_dropped(&json!(job.spec), &made)?;
+    Ok(made)
+}
+
+/// Changes a job by a JSON merge patch. A field that the definitions of the cluster lack is an error.
 pub(crate) async fn patch(cluster: &Cluster, name: &str, patch: &Value) -> anyhow::Result<ImagePrePullJob> {
-    let patched = api(cluster).patch(name, &PatchParams::default(), &Patch::Merge(patch)).await;
-    patched.with_context(|| format!("job {name} cannot be changed"))
+    let strict = PatchParams::default().validation_strict();
+    let patched = api(cluster).patch(name, &strict, &Patch::Merge(patch)).await;
+    let patched = patched.with_context(|| format!("job {name} cannot be changed"))?;
+    refuse_dropped(&patch["spec"], &patched)?;
+    Ok(patched)
+}
+
+/// Fails if a field was dropped: API servers before 1.25 don't refuse those that their definitions lack.
+fn refuse_dropped(asked: &Value, stored: &ImagePrePullJob) -> anyhow::Result<()> {
+    let mut dropped = Vec::new();
+    collect_dropped(asked, &json!(stored.spec), "spec", &mut dropped);
+    if !dropped.is_empty() {
+        bail!(
+            "job {} was stored without {}: the definitions of the cluster are of an older version. Update cloudcore-prepull with \
+             them (kubectl apply -f manifests/crds)",
+            stored.name_any(),
+            dropped.join(", ")
+        );
+    }
+    Ok(())
+}
+
+/// The paths of the fields that are set in one and missing in the other. What is false, zero or empty isn't stored.
+fn collect_dropped(asked: &Value, stored: &Value, path: &str, dropped: &mut Vec<String>) {
+    match (asked, stored) {
+        (Value::Object(fields), _) => {
+            for (field, value) in fields {
+                collect_dropped(value, &stored[field], &format!("{path}.{field}"), dropped);
+            }
+        }
+        (Value::Null | Value::Bool(false), _) => {}
+        (Value::Number(number), Value::Null) if number.as_f64() == Some(0.0) => {}
+        (Value::String(text), Value::Null) if text.is_empty() => {}
+        (Value::Array(values), Value::Null) if values.is_empty() => {}
+        (_, Value::Null) => dropped.push(path.to_owned()),
+        _ => {}
+    }
 }
 
 pub(crate) fn api(cluster: &Cluster) -> Api<ImagePrePullJob> {
@@ -94,4 +147,26 @@ async fn missing(cluster: &Cluster, name: &str) -> String {
         return kruise(KruiseKind::List);
     }
     format!("there is no ImagePrePullJob {name}: `kubectl prepull list` shows those that there are")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_dropped_field_is_noticed() {
+        let stored = ImagePrePullJob::new("web", Default::default());
+        let said = |asked: Value| refuse_dropped(&asked, &stored).map_err(|error| error.to_string());
+        for asked in [
+            json!({}),
+            json!(stored.spec),
+            json!({"pause": false, "windows": [], "download": {"maxRate": null}}),
+        ] {
+            assert_eq!(said(asked), Ok(()));
+        }
+        let error = said(json!({"cancel": true, "download": {"maxRate": "1Mi"}})).unwrap_err();
+        let words = "job web was stored without spec.cancel, spec.download.maxRate: the definitions";
+        assert!(error.starts_with(words), "{error}");
+    }
 }

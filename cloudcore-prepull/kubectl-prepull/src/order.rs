@@ -24,6 +24,9 @@ use crate::window::Window;
 pub(crate) use course::{Concurrency, CourseArgs, PaceArgs, SecretName, parse_deltas};
 pub(crate) use nodes::ChosenNodes;
 
+/// The waves of what can't be taken back.
+pub(crate) const CAREFUL_WAVES: [&str; 3] = ["1", "10%", "100%"];
+
 /// Longest name that also fits into the label of the job's reports.
 const LONGEST_NAME: usize = 63;
 /// Digits of a digest that tell images apart.
@@ -95,6 +98,14 @@ impl Order {
         self.site_rate.clone_from(max_site_rate);
         self.retries = (*retries).into();
         self.with_pace(pace)
+    }
+
+    /// In waves also without --wave: what goes wrong stops at one node.
+    pub(crate) fn in_waves(mut self) -> Self {
+        if self.waves.is_empty() {
+            self.waves = CAREFUL_WAVES.map(str::to_owned).to_vec();
+        }
+        self
     }
 
     /// Adds what the flags of any job say.

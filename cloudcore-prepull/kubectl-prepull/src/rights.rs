@@ -62,7 +62,7 @@ static RIGHTS: [Right; 9] = [
         commands: "nodes, why",
         is_look: true,
     },
-    of_jobs("create", "run, from", false),
+    of_jobs("create", "run, from, remove, upgrade", false),
     CHANGE,
 ];
 

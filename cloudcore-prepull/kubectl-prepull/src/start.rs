@@ -5,10 +5,11 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::Args;
 use k8s_openapi::api::core::v1::Node;
-use kube::api::{ListParams, PostParams};
+use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::task::NodeName;
+use prepull_api::task::PullPolicy;
 use prepull_engine::prepull::validate::validate;
 use serde_json::Value;
 
@@ -110,6 +111,26 @@ fn same(there: &ImagePrePullJob, wanted: &ImagePrePullJob) -> anyhow::Result<()>
     Ok(())
 }
 
+/// Fails for a job that has ended, if the registry may have another image under one of its names by now: the pods ask for that.
+fn refuse_old_success(there: &ImagePrePullJob) -> anyhow::Result<()> {
+    if !jobs::is_over(there) {
+        return Ok(());
+    }
+    let images = validate(there).map(|job| job.images).unwrap_or_default();
+    let moves = images.iter().find(|image| {
+        image.policy.unwrap_or_else(|| image.reference.default_pull_policy()) == PullPolicy::Always
+    });
+    if let Some(image) = moves {
+        let name = there.name_any();
+        bail!(
+            "job {name} has ended, and {} may be another image by now (imagePullPolicy Always): `kubectl delete ippj {name}` makes \
+             room for a new job, --name makes another one beside it",
+            image.image
+        );
+    }
+    Ok(())
+}
+
 /// The paths of the fields that are not the same.
 fn differing(one: &Value, other: &Value, path: &str, found: &mut Vec<String>) {
     match (one, other) {
@@ -158,9 +179,7 @@ pub(crate) async fn start(
     }
     let name = job.name_any();
     job.spec.ttl_seconds_after_finished.get_or_insert(TTL_SECONDS);
-    let created = jobs::api(cluster).create(&PostParams::default(), &job).await;
-    let created = created.with_context(|| format!("job {name} cannot be made"));
-    let (job, what) = match created {
+    let (job, what) = match jobs::create(cluster, &job).await {
         Ok(created) => (created, made(&job)),
         Err(error) if is_taken(&error) => {
             let there = jobs::get(cluster, &name).await?;
@@ -170,6 +189,7 @@ pub(crate) async fn start(
                 job.spec.image_pre_pull_template.concurrency = before.concurrency;
             }
             same(&there, &job)?;
+            refuse_old_success(&there)?;
             (there, "is there already, with the same spec".to_owned())
         }
         Err(error) => return Err(error),
@@ -240,6 +260,29 @@ mod tests {
         assert!(said(job(json!(["a:1"]), json!({"cancel": true}))).unwrap_err().contains("was cancelled"));
         let text = "created, for 1 node, 1 node at a time; deleted 0s after its end";
         assert_eq!(made(&wanted), text);
+    }
+
+    #[test]
+    fn an_old_success_with_a_moving_tag_is_refused() {
+        let said = |image: &str, more: Value, phase: &str| {
+            let mut spec = json!({"imagePrePullTemplate": {"images": [image], "nodeNames": ["edge-1"]}});
+            json_patch(&mut spec["imagePrePullTemplate"], &more);
+            let mut job = ImagePrePullJob::new("web", serde_json::from_value(spec).unwrap());
+            job.status = serde_json::from_value(json!({"phase": phase})).unwrap();
+            refuse_old_success(&job).map_err(|error| error.to_string())
+        };
+        let always = json!({"imagePullPolicy": "Always"});
+        for (image, more, phase) in [
+            ("a:1", json!({}), "Completed"),
+            ("a:latest", json!({}), "InProgress"),
+            ("a:latest", json!({"imagePullPolicy": "IfNotPresent"}), "Completed"),
+        ] {
+            assert_eq!(said(image, more, phase), Ok(()), "{image} {phase}");
+        }
+        for (image, more) in [("a", json!({})), ("a:latest", json!({})), ("a:1", always)] {
+            let error = said(image, more, "Completed").unwrap_err();
+            assert!(error.starts_with("job web has ended, and a") && error.contains("--name"), "{error}");
+        }
     }
 
     #[test]

@@ -46,7 +46,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(120);
 #[command(
     after_help = "Examples:\n  edgecore-prepull join --server cloud.example --node-name edge-1 --token TOKEN\n  \
                         edgecore-prepull join --server cloud-a.example,cloud-b.example --node-name edge-1 --token-file -\n\n\
-                        The token comes from `cloudcore-prepull token create` and is best given in PREPULL_TOKEN or \
+                        The token comes from `kubectl prepull tokens create` and is best given in PREPULL_TOKEN or \
                         in a file: arguments can be seen by every user of this machine."
 )]
 pub struct JoinArgs {
@@ -118,7 +118,7 @@ pub enum JoinError {
     },
     /// There is no token.
     #[error(
-        "no join token is given: set PREPULL_TOKEN, or give --token-file FILE (`cloudcore-prepull token create` prints \
+        "no join token is given: set PREPULL_TOKEN, or give --token-file FILE (`kubectl prepull tokens create` prints \
          one)"
     )]
     NoToken,

@@ -171,7 +171,7 @@ pub(crate) async fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
     if let Some(node) = node {
         say(&format!(
             "the certificate of node {node} stays valid until it expires; if it may have been copied, run \
-             `cloudcore-prepull node revoke {node}`"
+             `kubectl prepull node revoke {node}`"
         ))?;
     }
     Ok(ExitCode::SUCCESS)

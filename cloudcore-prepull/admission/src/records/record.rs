@@ -120,14 +120,14 @@ pub enum Change {
 #[expect(missing_docs, reason = "the text of each explains it")]
 pub enum Refusal {
     #[error(
-        "node {node} is revoked ({at}): a join with a new token of its own lets it in again (`cloudcore-prepull token \
-         create --node {node}`), and `cloudcore-prepull node allow {node}` takes the revocation back"
+        "node {node} is revoked ({at}): a join with a new token of its own lets it in again (`kubectl prepull tokens \
+         create --node {node}`), and `kubectl prepull node allow {node}` takes the revocation back"
     )]
     Revoked { node: NodeName, at: String },
     #[error(
         "a newer key of node {node} has superseded this one, and only the newest is renewed: this state directory was \
          copied, or restored from a copy. Stop the other machine, and join again with a new token of this node \
-         (`cloudcore-prepull token create --node {node}`)"
+         (`kubectl prepull tokens create --node {node}`)"
     )]
     Superseded { node: NodeName, newest: KeyHash },
     #[error(
@@ -137,18 +137,18 @@ pub enum Refusal {
     NoNode { node: NodeName },
     #[error(
         "a token for the fleet admits edge nodes only, and the Node {node} is none: label it {}=, or ask for a token of \
-         its own (`cloudcore-prepull token create --node {node}`)",
+         its own (`kubectl prepull tokens create --node {node}`)",
         prepull_api::crd::EDGE_LABEL
     )]
     NotAnEdge { node: NodeName },
     #[error(
         "node {node} has joined before, and a token for the fleet admits a node once: ask for a token of its own \
-         (`cloudcore-prepull token create --node {node}`)"
+         (`kubectl prepull tokens create --node {node}`)"
     )]
     HasJoined { node: NodeName },
     #[error(
-        "node {node} was revoked ({at}) after this token was made: ask for a new one of its own (`cloudcore-prepull \
-         token create --node {node}`)"
+        "node {node} was revoked ({at}) after this token was made: ask for a new one of its own (`kubectl prepull \
+         tokens create --node {node}`)"
     )]
     OldToken { node: NodeName, at: String },
     #[error(

@@ -59,7 +59,7 @@ impl Shard {
     pub fn decode(data: BTreeMap<String, String>, version: Option<String>) -> Self {
         let read = |(node, text): (String, String)| {
             let record = serde_json::from_str(&text).unwrap_or_else(|error| {
-                tracing::error!(node, %error, "the record of this node cannot be read, so it counts as revoked; `cloudcore-prepull node allow` ends that");
+                tracing::error!(node, %error, "the record of this node cannot be read, so it counts as revoked; `kubectl prepull node allow` ends that");
                 let at = "its record cannot be read".to_owned();
                 NodeRecord { revoked: Some(Revocation { at, rejoined: false }), ..NodeRecord::default() }
             });

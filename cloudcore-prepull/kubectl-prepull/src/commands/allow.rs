@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::cluster::Cluster;
 use crate::order::SecretName;
 use crate::output::print;
-use crate::problem::WrongUsage;
+use crate::problem::{self, MissingRight, WrongUsage};
 use crate::screen::tame;
 use crate::session::{Ended, Session};
 
@@ -45,8 +45,8 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &AllowArgs) 
     let secret = args.secret.in_namespace(cluster.namespace());
     let (namespace, name) = secret.split_once('/').context("the secret has no namespace")?;
     let api: Api<Secret> = Api::namespaced(cluster.client(), namespace);
-    let found =
-        api.get_metadata_opt(name).await.with_context(|| format!("secret {secret} cannot be read"))?;
+    let found = api.get_metadata_opt(name).await.with_context(|| format!("secret {secret} cannot be read"));
+    let found = found.map_err(|error| of_owner(error, &secret))?;
     let Some(found) = found else {
         bail!("there is no secret {secret}: --namespace names another namespace")
     };
@@ -57,7 +57,8 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &AllowArgs) 
         return Ok(Ended::Done);
     };
     let changed = api.patch_metadata(name, &PatchParams::default(), &Patch::Merge(patch)).await;
-    let changed = changed.with_context(|| format!("secret {secret} cannot be changed"))?;
+    let changed = changed.with_context(|| format!("secret {secret} cannot be changed"));
+    let changed = changed.map_err(|error| of_owner(error, &secret))?;
     let text = |key| changed.annotations().get(key).cloned().unwrap_or_default();
     let (users, hosts) = (text(ALLOW), text(ALLOW_HOSTS));
     let object = json!({"secret": secret, "allow": users, "allowHosts": hosts});
@@ -67,6 +68,16 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &AllowArgs) 
         format!("secret {secret} now allows {users}{at}\n")
     })?;
     Ok(Ended::Done)
+}
+
+/// No role of ours reads or changes a Secret: its owner allows its use.
+fn of_owner(error: anyhow::Error, secret: &str) -> anyhow::Error {
+    match problem::answer(&error).and_then(MissingRight::of) {
+        Some(right) => anyhow!(
+            "{right}. That is for the owner of secret {secret}, who may get and patch it: have them run this command"
+        ),
+        None => error,
+    }
 }
 
 /// The patch that adds the users and the hosts; none if all of them are allowed. It fails if another writer is faster.

@@ -8,7 +8,7 @@ use crate::cluster::Cluster;
 use crate::edges::SystemArgs;
 use crate::session::Ended;
 
-const ROLE: &str = "manifests/cloudcore-prepull/optional/node-admin.yaml has the role";
+const ROLE: &str = "An administrator of the cluster can grant it: the role prepull-node-admin in manifests/kubectl-prepull/rbac.yaml";
 
 /// The arguments of `node`.
 #[derive(Debug, Args)]

@@ -18,10 +18,13 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &OwnJob) -> 
         print_changed(&job, "is paused already", session.global.output)?;
         return Ok(Ended::Done);
     }
-    let job = jobs::patch(cluster, &args.job, &json!({"spec": {"pause": true}})).await?;
-    is_stored(&job)?;
+    let job = pause(cluster, &args.job).await?;
     print_changed(&job, "paused: its downloads stop within seconds", session.global.output)?;
     Ok(Ended::Done)
+}
+
+pub(crate) async fn pause(cluster: &Cluster, name: &str) -> anyhow::Result<ImagePrePullJob> {
+    jobs::patch(cluster, name, &json!({"spec": {"pause": true}})).await
 }
 
 fn wants_pause(job: &ImagePrePullJob) -> anyhow::Result<bool> {
@@ -30,18 +33,6 @@ fn wants_pause(job: &ImagePrePullJob) -> anyhow::Result<bool> {
         bail!("job {} has ended: there is nothing to pause", job.name_any());
     }
     Ok(!job.spec.pause)
-}
-
-/// Fails if the API server has dropped the field, which it does not know.
-fn is_stored(job: &ImagePrePullJob) -> anyhow::Result<()> {
-    let name = job.name_any();
-    if !job.spec.pause {
-        bail!(
-            "job {name} goes on: cloudcore-prepull is too old, its definition of jobs has no spec.pause. Update it with its \
-             definitions (manifests/crds), or let no further node start (kubectl prepull suspend {name})"
-        );
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -55,9 +46,8 @@ mod tests {
     fn only_a_running_job_is_paused() {
         let mut job = ImagePrePullJob::default();
         assert!(wants_pause(&job).unwrap());
-        assert!(is_stored(&job).unwrap_err().to_string().contains("cloudcore-prepull is too old"));
         job.spec.pause = true;
-        assert!(!wants_pause(&job).unwrap() && is_stored(&job).is_ok());
+        assert!(!wants_pause(&job).unwrap());
         job.status = Some(ImagePrePullJobStatus { phase: JobPhase::Completed, ..Default::default() });
         assert!(wants_pause(&job).unwrap_err().to_string().contains("has ended"));
         job.spec.cancel = true;

@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
 use futures::TryStreamExt;
 use jiff::Timestamp;
@@ -79,13 +79,18 @@ struct NodeRate {
 }
 
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &RatesArgs) -> anyhow::Result<Ended> {
-    let mut edges = Vec::new();
+    let (mut edges, mut is_known) = (Vec::new(), args.site.is_none());
     let query = EdgeQuery { connected: Some(true), ..EdgeQuery::default() };
     let mut pages = pin!(pages(cluster, &args.system, query));
     while let Some(page) = pages.try_next().await? {
+        is_known |= page.items.iter().any(|edge| edge.site == args.site);
         edges.extend(page.items.into_iter().filter(|edge| !edge.downloads.is_empty()));
     }
     let sites = sites(cluster, &args.system, &SiteQuery::default()).await?;
+    is_known |= sites.items.iter().any(|site| Some(&site.name) == args.site.as_ref());
+    if let (false, Some(site)) = (is_known, &args.site) {
+        bail!("no connected edge is in site {site}: `kubectl prepull nodes -o wide` has the site of each");
+    }
     let rates = view(&edges, &sites, &jobs_by_uid(cluster).await?, args.site.as_deref(), Timestamp::now());
     let names = rates.nodes.iter().map(|rate| format!("node/{}", rate.node));
     session.print(&rates, names, |is_wide| render(&rates, session.screen, is_wide))?;

@@ -18,7 +18,8 @@ use crate::start::{WaitArgs, start};
 #[command(after_help = "\
 An image stays where a container uses it, where a job or the container runtime pins it, and where it has a name that the job
 doesn't remove. With --older-than or --keep-last, a NAME without a tag is a repository, and its images are removed under any
-tag. --preview removes nothing, and shows what would be freed.
+tag. --preview removes nothing, and shows what would be freed. Without --wave, one node goes first, then a tenth of them, and
+then the others.
 
 Examples:
   kubectl prepull remove harbor.example/shop/web:v1 --preview
@@ -78,33 +79,49 @@ fn order(args: &RemoveArgs) -> anyhow::Result<Order> {
     // There is one: clap demands it.
     let first = names.first().context("no image is named")?;
     let end = if *preview { "-preview" } else { "" };
-    Ok(Order {
+    let order = Order {
         name: name.clone().unwrap_or_else(|| format!("remove-{}{end}", job_name(None, first))),
         nodes: on.nodes.clone(),
         selector: on.selector()?.unwrap_or_else(edge_selector),
         removal: Some(removal),
         ..Order::default()
     }
-    .with_pace(pace))
+    .with_pace(pace);
+    Ok(if *preview { order } else { order.in_waves() })
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use clap::Parser;
+    use prepull_api::crd::job::ImagePrePullJob;
 
     use super::*;
     use crate::cli::{Cli, Command};
+    use crate::order::CAREFUL_WAVES;
     use crate::start::check;
 
-    fn removal(line: &str) -> (String, RemoveSpec) {
+    fn job(line: &str) -> ImagePrePullJob {
         let words = format!("kubectl-prepull remove {line}");
         let Command::Remove(args) = Cli::try_parse_from(words.split(' ')).unwrap().command else {
             panic!("{line}")
         };
         let job = order(&args).unwrap().job(45);
         check(&job).unwrap();
+        job
+    }
+
+    fn removal(line: &str) -> (String, RemoveSpec) {
+        let job = job(line);
         (job.metadata.name.unwrap(), job.spec.image_pre_pull_template.remove.unwrap())
+    }
+
+    #[test]
+    fn images_go_in_waves_and_a_preview_doesnt() {
+        let waves = |line| job(line).spec.rollout.map(|rollout| rollout.steps).unwrap_or_default();
+        assert_eq!(waves("r.io/web:v1"), CAREFUL_WAVES);
+        assert_eq!(waves("r.io/web:v1 --wave 5%,100%"), ["5%", "100%"]);
+        assert_eq!(waves("r.io/web:v1 --preview"), [""; 0]);
     }
 
     #[test]

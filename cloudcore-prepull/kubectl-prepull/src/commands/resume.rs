@@ -23,5 +23,5 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &OwnJob) -> 
 }
 
 pub(crate) async fn resume(cluster: &Cluster, name: &str) -> anyhow::Result<ImagePrePullJob> {
-    jobs::patch(cluster, name, &json!({"spec": {"suspend": false, "pause": false}})).await
+    jobs::patch(cluster, name, &json!({"spec": {"suspend": false, "pause": null}})).await
 }

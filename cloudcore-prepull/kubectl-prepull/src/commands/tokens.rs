@@ -20,7 +20,7 @@ use crate::session::{Ended, Session};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Tokens are Secrets in the namespace of cloudcore-prepull. To create one needs no right to read Secrets
-(manifests/cloudcore-prepull/optional/token-admin.yaml); `list` and `revoke` do, and the right to read these Secrets gives the
+(prepull-token-admin in manifests/kubectl-prepull/rbac.yaml); `list` and `revoke` do, and the right to read these Secrets gives the
 key of the CA as well.
 
 Examples:
@@ -121,7 +121,7 @@ pub(super) fn installation(cluster: &Cluster, system: &SystemArgs) -> Installati
 pub(super) fn explain(error: anyhow::Error, role: &str) -> anyhow::Error {
     match problem::answer(&error).and_then(MissingRight::of) {
         Some(right) => {
-            anyhow!("{right}. An administrator of the cluster can grant it: {role}")
+            anyhow!("{right}. {role}")
         }
         None => error,
     }
@@ -140,31 +140,34 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: TokensArgs) 
             let out: &mut (dyn Write + Send) = if format.is_some() { &mut said } else { &mut out };
             let created = create(args, &at, first_ca, out, &mut hints).await;
             let created = created.map_err(|error| {
-                explain(error, "manifests/cloudcore-prepull/optional/token-admin.yaml has the role")
+                explain(error, "An administrator of the cluster can grant it: the role prepull-token-admin in manifests/kubectl-prepull/rbac.yaml")
             })?;
             if let Some(format) = format {
                 print_object(&Created::new(created, &said, is_line), format)?;
             }
         }
         TokensCommand::List { system } => {
-            let listed = token::list(&installation(cluster, &system)).await.map_err(readers)?;
+            let listed = token::list(&installation(cluster, &system)).await;
+            let listed = listed.map_err(|error| readers(error, &system))?;
             let ids = listed.iter().map(|token| token.id.clone());
             let objects: Vec<_> = listed.iter().cloned().map(Listed::from).collect();
             session.print(&objects, ids, |_| render_table(&listed))?;
         }
         TokensCommand::Revoke { args, system } => {
-            revoke(args, &installation(cluster, &system), &mut out).await.map_err(readers)?;
+            let revoked = revoke(args, &installation(cluster, &system), &mut out).await;
+            revoked.map_err(|error| readers(error, &system))?;
         }
     }
     Ok(Ended::Done)
 }
 
-fn readers(error: anyhow::Error) -> anyhow::Error {
-    explain(
-        error,
-        "but it gives the key of the CA as well; cloudcore-prepull has it: kubectl -n prepull-system exec \
-         deploy/cloudcore-prepull -- cloudcore-prepull token list",
-    )
+fn readers(error: anyhow::Error, system: &SystemArgs) -> anyhow::Error {
+    let namespace = &system.system_namespace;
+    let role = format!(
+        "With it one could read the key of the CA as well, so that no role of ours has it. cloudcore-prepull lists and revokes \
+         them itself: kubectl -n {namespace} exec deploy/cloudcore-prepull -- cloudcore-prepull token list"
+    );
+    explain(error, &role)
 }
 
 #[cfg(test)]

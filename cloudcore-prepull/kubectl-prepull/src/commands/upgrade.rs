@@ -11,9 +11,6 @@ use crate::order::{ChosenNodes, CourseArgs, Order, edge_selector, job_name};
 use crate::session::{Ended, Session};
 use crate::start::{WaitArgs, start};
 
-/// The waves without --wave: a version that doesn't connect stops at one node.
-const WAVES: [&str; 3] = ["1", "10%", "100%"];
-
 /// The arguments of `upgrade`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -61,7 +58,7 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &UpgradeArgs
 fn order(args: &UpgradeArgs, namespace: &str) -> anyhow::Result<Order> {
     let UpgradeArgs { image, within, packages, name, on, course, wait: _ } = args;
     let within = within.map(|time| format!("{}s", time.as_secs()));
-    let mut order = Order {
+    let order = Order {
         name: name.clone().unwrap_or_else(|| format!("upgrade-{}", job_name(None, image))),
         images: vec![image.clone()],
         nodes: on.nodes.clone(),
@@ -70,10 +67,7 @@ fn order(args: &UpgradeArgs, namespace: &str) -> anyhow::Result<Order> {
         ..Order::default()
     }
     .with_course(course, namespace);
-    if order.waves.is_empty() {
-        order.waves = WAVES.map(str::to_owned).to_vec();
-    }
-    Ok(order)
+    Ok(order.in_waves())
 }
 
 #[cfg(test)]
@@ -84,6 +78,7 @@ mod tests {
 
     use super::*;
     use crate::cli::{Cli, Command};
+    use crate::order::CAREFUL_WAVES;
     use crate::start::check;
 
     fn job(line: &str, nodes: usize) -> ImagePrePullJob {
@@ -101,7 +96,7 @@ mod tests {
         for nodes in [1, 3, 10_000] {
             let job = job("r.io/edgecore-prepull:0.2.0 --within 90s", nodes);
             assert_eq!(job.metadata.name.as_deref(), Some("upgrade-edgecore-prepull-0.2.0"));
-            assert_eq!(job.spec.rollout.unwrap().steps, WAVES);
+            assert_eq!(job.spec.rollout.unwrap().steps, CAREFUL_WAVES);
             let upgrade = job.spec.image_pre_pull_template.upgrade.unwrap();
             assert_eq!((upgrade.within.as_deref(), upgrade.packages), (Some("90s"), false));
         }

@@ -32,6 +32,18 @@ pub(super) fn sentence(answer: &Status) -> String {
     if let Some((_, quota)) = said.split_once("exceeded quota: ") {
         return format!("the quota is used up: {quota}. Delete what is no longer needed, or have it raised");
     }
+    // It may follow the whole object.
+    if let Some((_, unknown)) = answer.message.split_once("strict decoding error: ") {
+        let unknown = cut(unknown.trim());
+        return format!(
+            "the definitions of the cluster are of an older version ({unknown}), and nothing was changed: update \
+             cloudcore-prepull with them (kubectl apply -f manifests/crds)"
+        );
+    }
+    if let Some((policy, why)) = quoted(said, "ValidatingAdmissionPolicy '", "' ") {
+        let why = why.split_once("denied request: ").map_or(why, |(_, why)| why);
+        return format!("the admission policy {policy} refuses it: {why}");
+    }
     match answer.code {
         409 if answer.reason == "AlreadyExists" => {
             format!("{said}: choose another name, or delete the old one")
@@ -118,6 +130,18 @@ mod tests {
                 json!({"code": 403, "message": "jobs \"web\" is forbidden: exceeded quota: team, requested: count/jobs=1, \
                        used: count/jobs=5, limited: count/jobs=5"}),
                 "the quota is used up: team, requested: count/jobs=1, used: count/jobs=5, limited: count/jobs=5. Delete",
+            ),
+            (
+                json!({"code": 400, "message": "ImagePrePullJob in version \"v1alpha2\" cannot be handled as a \
+                       ImagePrePullJob: strict decoding error: unknown field \"spec.pause\""}),
+                "the definitions of the cluster are of an older version (unknown field \"spec.pause\"), and nothing was",
+            ),
+            (
+                json!({"code": 422, "message": "imageprepulljobs.operations.kubeedge.io \"web\" is forbidden: \
+                       ValidatingAdmissionPolicy 'no-sundays' with binding 'no-sundays' denied request: no pulls on Sunday",
+                       "details": {"causes": [{"message": "ValidatingAdmissionPolicy 'no-sundays' with binding \
+                       'no-sundays' denied request: no pulls on Sunday"}]}}),
+                "the admission policy no-sundays refuses it: no pulls on Sunday",
             ),
             (
                 json!({"code": 400, "message": "admission webhook \"w.example\" denied the request: no pulls on Sunday"}),

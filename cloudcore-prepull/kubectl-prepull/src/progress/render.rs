@@ -93,8 +93,10 @@ fn next_step(view: &View) -> Option<String> {
         (true, false) if view.phase == JobPhase::Failure => {
             Some(format!("kubectl prepull retry {job} takes it up again"))
         }
+        (false, _) if view.suspended || view.paused => {
+            Some(format!("kubectl prepull resume {job} lets it go on"))
+        }
         (false, true) => Some(format!("kubectl prepull failures {job} lists the nodes")),
-        (false, false) if view.suspended => Some(format!("kubectl prepull resume {job} lets it go on")),
         _ => None,
     }
 }
@@ -306,16 +308,18 @@ impl Page {
     }
 }
 
-/// The phase in words, and its colour.
+/// The state of a job in one word or a few, the same everywhere, and its colour.
 pub(crate) fn phase_of(view: &View) -> (&'static str, Tone) {
     match view.phase {
+        _ if view.refused => ("Refused", Tone::Bad),
+        _ if view.is_over && view.cancelled => ("Cancelled", Tone::Wait),
+        _ if !view.is_over && view.paused => ("Paused", Tone::Wait),
+        _ if !view.is_over && view.suspended => ("Suspended", Tone::Wait),
         JobPhase::Completed if view.nodes.failure + view.nodes.unknown > 0 => {
             ("Completed with failures", Tone::Wait)
         }
         JobPhase::Completed => ("Completed", Tone::Good),
         JobPhase::Failure => ("Failure", Tone::Bad),
-        JobPhase::InProgress if view.paused => ("Paused", Tone::Wait),
-        JobPhase::InProgress if view.suspended => ("Suspended", Tone::Wait),
         JobPhase::InProgress => ("InProgress", Tone::Bold),
         JobPhase::Init => ("Init", Tone::Wait),
     }

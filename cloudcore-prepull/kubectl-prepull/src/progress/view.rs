@@ -38,6 +38,9 @@ pub(crate) struct View {
     /// Whether it was cancelled, or is being cancelled.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) cancelled: bool,
+    /// Whether its spec was refused before it began. The refusal of an edit isn't: the job goes on as before.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) refused: bool,
     /// How long it has been running, or how long it took.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) seconds: Option<u64>,
@@ -79,6 +82,12 @@ pub(crate) struct View {
     /// How much is done, from 0 to 1.
     #[serde(skip)]
     pub(crate) done: f64,
+}
+
+fn is_refused(job: &ImagePrePullJob) -> bool {
+    let Some(status) = &job.status else { return false };
+    let is_invalid = status.conditions.iter().any(|it| it.type_ == "Valid" && it.status == "False");
+    is_invalid && status.summary.desired == 0 && status.phase == JobPhase::Failure
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -183,6 +192,7 @@ impl View {
             suspended: job.spec.suspend || job.spec.pause,
             paused: job.spec.pause,
             cancelled: job.spec.cancel,
+            refused: is_refused(job),
             seconds,
             round: status.retry,
             images: template

@@ -55,7 +55,7 @@ impl NodeRow {
 pub(crate) struct JobRow {
     #[serde(flatten)]
     view: View,
-    /// The phase in the words of `kubectl prepull list`, or that its spec was refused before it began.
+    /// In the words of `kubectl prepull list`.
     state: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     created: Option<Timestamp>,
@@ -82,7 +82,7 @@ impl JobRow {
     pub(crate) fn new(job: &ImagePrePullJob, view: View) -> Self {
         let status = job.status.as_ref();
         Self {
-            state: state_of(job, &view),
+            state: phase_of(&view).0,
             created: job.metadata.creation_timestamp.as_ref().map(|time| time.0),
             began: status.and_then(|status| status.start_time.as_ref()).map(|time| time.0),
             ended: status
@@ -91,18 +91,6 @@ impl JobRow {
                 .map(|time| time.0),
             view,
         }
-    }
-}
-
-fn state_of(job: &ImagePrePullJob, view: &View) -> &'static str {
-    let conditions = job.status.iter().flat_map(|status| &status.conditions);
-    let is_refused = conditions.into_iter().any(|it| it.type_ == "Valid" && it.status == "False");
-    match view {
-        // The refusal of an edit is part of the reason, and the job goes on as before.
-        _ if is_refused && view.nodes.desired == 0 && view.phase == JobPhase::Failure => "Refused",
-        View { paused: true, is_over: false, .. } => "Paused",
-        View { suspended: true, is_over: false, .. } => "Suspended",
-        _ => phase_of(view).0,
     }
 }
 
@@ -146,7 +134,14 @@ mod tests {
         ] {
             assert_eq!(state(&spec(suspend), &status), expected, "{status}");
         }
-        let paused = json!({ "imagePrePullTemplate": { "images": ["a:1"] }, "pause": true });
-        assert_eq!(state(&paused, &status("InProgress", 2, 0, "True")), "Paused");
+        let with = |field: &str| json!({ "imagePrePullTemplate": { "images": ["a:1"] }, field: true });
+        for (field, phase, expected) in [
+            ("pause", "InProgress", "Paused"),
+            ("pause", "Init", "Paused"),
+            ("cancel", "Failure", "Cancelled"),
+            ("cancel", "InProgress", "InProgress"),
+        ] {
+            assert_eq!(state(&with(field), &status(phase, 2, 0, "True")), expected, "{field} {phase}");
+        }
     }
 }

@@ -25,7 +25,7 @@ use super::guard::Guard;
 use super::peer::is_own_user;
 use super::watching::Watching;
 use crate::cluster::Cluster;
-use crate::commands::{cancel, events, resume, retry, suspend};
+use crate::commands::{cancel, events, pause, resume, retry, suspend};
 use crate::edges::{self, SystemArgs};
 use crate::{jobs, problem, rights};
 
@@ -225,12 +225,13 @@ async fn may(State(page): State<Arc<Page>>) -> Answer {
     answer(&page, may.map(|change| json!({ "change": change })))
 }
 
-/// Suspends, resumes, retries or cancels a job.
+/// Suspends, pauses, resumes, retries or cancels a job.
 async fn act(State(page): State<Arc<Page>>, Path((_, job, verb)): Path<(String, String, String)>) -> Answer {
     let cluster = &page.cluster;
     let done = async {
         match verb.as_str() {
             "suspend" => suspend::suspend(cluster, &job).await,
+            "pause" => pause::pause(cluster, &job).await,
             "resume" => resume::resume(cluster, &job).await,
             "retry" => retry::retry(cluster, &job).await,
             "cancel" => cancel::cancel(cluster, &job).await,

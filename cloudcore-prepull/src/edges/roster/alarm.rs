@@ -90,8 +90,8 @@ impl Alarms {
         let note = format!(
             "Two machines act as this node: one has presented the key {presented}, which the newer key {newest} had \
              superseded. {outcome}. The agent's state directory was copied, or restored from a copy. Unless you know \
-             why: `cloudcore-prepull node revoke {node}`, then join the right machine with a new token \
-             (`cloudcore-prepull token create --node {node}`)"
+             why: `kubectl prepull node revoke {node}`, then join the right machine with a new token \
+             (`kubectl prepull tokens create --node {node}`)"
         );
         self.tell(node, reasons::SUPERSEDED_KEY, note);
     }
@@ -102,7 +102,7 @@ impl Alarms {
         let end = humantime::format_rfc3339_seconds(not_after);
         let note = format!(
             "The certificate of this node had expired at {end}, and was renewed for the holder of its key. If the \
-             machine was not away since then: `cloudcore-prepull node revoke {node}`"
+             machine was not away since then: `kubectl prepull node revoke {node}`"
         );
         self.tell(node, reasons::RENEWED_AFTER_EXPIRY, note);
     }

@@ -22,7 +22,7 @@ Examples:
   edgecore-prepull install --upgrade-key cosign.pub      # for `kubectl prepull upgrade`
 
 It must run as root. It may be repeated: what is there already stays as it is, and the agent is
-restarted only where something has changed. The token, which `cloudcore-prepull token create`
+restarted only where something has changed. The token, which `kubectl prepull tokens create`
 prints, is not needed once the node has joined; as an argument every user of this machine could see
 it.
 
@@ -70,7 +70,7 @@ Examples:
   edgecore-prepull uninstall --dry-run
 
 It must run as root. The node's certificate is deleted here and stays valid until it expires:
-to have cloudcore refuse it from now on, run `cloudcore-prepull node revoke NODE` there. Images that
+to have cloudcore refuse it from now on, run `kubectl prepull node revoke NODE` there. Images that
 were pulled stay in the runtime.")]
 pub(crate) struct UninstallArgs {
     /// Remove what others have put into /etc/edgecore-prepull, and drop-ins of the unit, as well

@@ -106,7 +106,10 @@ fn rights(facts: &Facts) -> Vec<Point> {
     let mut points = Vec::new();
     for (is_look, all) in [
         (true, "you may look: list, status, failures, events, nodes, sites, why"),
-        (false, "you may act: run, from, set, retry, verify, suspend, pause, resume, cancel"),
+        (
+            false,
+            "you may act: run, from, remove, upgrade, set, retry, verify, suspend, pause, resume, cancel",
+        ),
     ] {
         let lacking = missing.iter().filter(|right| right.is_look == is_look);
         let before = points.len();

@@ -14,6 +14,7 @@ const QUIET = 200;
 
 const VERBS = [
   { verb: "suspend", text: "Suspend", fits: (job) => !job.isOver && !job.suspended && !job.cancelled },
+  { verb: "pause", text: "Pause downloads", fits: (job) => !job.isOver && !job.paused && !job.cancelled },
   { verb: "resume", text: "Resume", fits: (job) => !job.isOver && job.suspended && !job.cancelled },
   { verb: "retry", text: "Retry", fits: (job) => job.isOver && job.state !== "Refused" && !job.cancelled && job.nodes.successful < job.nodes.desired },
   {
