@@ -59,6 +59,7 @@ mod proxies;
 mod pulls;
 mod quickstart;
 mod rechecks;
+mod refusals;
 mod release_before;
 mod removal;
 mod restarts;

@@ -354,7 +354,9 @@ async fn the_plugin_makes_tokens_and_keeps_nodes_out(
     cluster.apply_file(&workspace().join("manifests/cloudcore-prepull/optional/node-admin.yaml")).await?;
     let guard = cluster.kubeconfig_as("system:serviceaccount:prepull-system:prepull-node-admin")?;
     let guard = Person::new(&guard);
-    ann.runs("node revoke edge-2").await?.is(1, &["lacks a right: to get configmaps", "prepull-node-admin"])?;
+    ann.runs("node revoke edge-2")
+        .await?
+        .is(1, &["lacks a right: to get configmaps", "prepull-node-admin"])?;
     guard.runs("node revoke edge-3").await?.is(1, &["no edge of the name edge-3", "--unknown"])?;
     guard
         .runs("node revoke edge-2")

@@ -10,6 +10,7 @@ use kube::Api;
 
 use crate::cluster::Cluster;
 use crate::edges::DOOR;
+use crate::problem;
 
 /// What a Lease may be late: its times are of the leader's clock.
 const LATE: SignedDuration = SignedDuration::from_secs(15);
@@ -49,17 +50,32 @@ pub(crate) fn judge(lease: &Lease, now: Timestamp) -> Result<String, Leaderless>
 
 /// Looks whether a replica leads. None if one does, if there is no Lease, and for those who may not read it.
 pub(crate) async fn look(cluster: &Cluster, namespace: &str) -> Option<Leaderless> {
-    let lease = Api::<Lease>::namespaced(cluster.client(), namespace).get_opt(DOOR).await;
-    judge(&lease.ok()??, Timestamp::now()).err()
+    ask(cluster, namespace).await.ok()?
 }
 
-/// Looks again and again.
-pub(crate) fn looks(cluster: &Cluster, namespace: &str) -> impl Stream<Item = Option<Leaderless>> {
+/// The same, and an error if the API server can't be asked.
+async fn ask(cluster: &Cluster, namespace: &str) -> anyhow::Result<Option<Leaderless>> {
+    let lease = Api::<Lease>::namespaced(cluster.client(), namespace).get_opt(DOOR).await;
+    match lease {
+        Ok(lease) => Ok(lease.and_then(|lease| judge(&lease, Timestamp::now()).err())),
+        Err(error) => {
+            let error = anyhow::Error::from(error);
+            // It answers, and that's enough to know that it's there.
+            if problem::answer(&error).is_some() { Ok(None) } else { Err(error) }
+        }
+    }
+}
+
+/// Looks again and again. An error says that the API server isn't heard: a watch takes minutes to notice that.
+pub(crate) fn looks(
+    cluster: &Cluster,
+    namespace: &str,
+) -> impl Stream<Item = anyhow::Result<Option<Leaderless>>> {
     unfold(false, move |waits| async move {
         if waits {
             tokio::time::sleep(LOOK).await;
         }
-        Some((look(cluster, namespace).await, true))
+        Some((ask(cluster, namespace).await, true))
     })
 }
 

@@ -54,6 +54,7 @@ fn of_cluster(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(answer) => answer::sentence(answer),
         kube::Error::SerdeError(_) | kube::Error::FromUtf8(_) => answer::NO_ANSWER.to_owned(),
+        _ if is_silence(error) => "the API server has not answered in time (--request-timeout)".to_owned(),
         _ => {
             let causes = with_causes(error);
             // The libraries name themselves in front of what they say.

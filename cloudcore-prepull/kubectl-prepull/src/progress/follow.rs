@@ -112,7 +112,13 @@ async fn until_over(cluster: &Cluster, job: ImagePrePullJob, show: &mut Show) ->
                     followed.take_report(change);
                 }
             }
-            Some(gone) = leader.next() => followed.gone = gone,
+            Some(gone) = leader.next() => match gone {
+                Ok(gone) => {
+                    show.connected();
+                    followed.gone = gone;
+                }
+                Err(error) => show.disconnected(&error),
+            },
             _ = ticks.tick() => show.now(&followed.view())?,
         }
         if jobs::is_over(&followed.job) {

@@ -1,6 +1,7 @@
 //! Output while we follow a job: bars on a terminal, a line for each change elsewhere, documents for programs.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use jiff::Timestamp;
 
 use super::lines::Lines;
 use super::render::render;
@@ -17,6 +18,8 @@ pub(crate) struct Show {
     no_color: bool,
     is_lost: bool,
     trouble: Option<String>,
+    /// When the API server was heard last.
+    heard: Timestamp,
 }
 
 enum Way {
@@ -43,7 +46,14 @@ impl Show {
             None => Way::Lines(Lines::default()),
         };
         let no_color = session.global.no_color;
-        Self { way, is_wide: output == Some(Output::Wide), no_color, is_lost: false, trouble: None }
+        Self {
+            way,
+            is_wide: output == Some(Output::Wide),
+            no_color,
+            is_lost: false,
+            trouble: None,
+            heard: Timestamp::now(),
+        }
     }
 
     pub(crate) fn has_bars(&self) -> bool {
@@ -99,11 +109,13 @@ impl Show {
     pub(crate) fn connected(&mut self) {
         self.is_lost = false;
         self.trouble = None;
+        self.heard = Timestamp::now();
     }
 
     /// The API server does not answer, and is asked again.
     pub(crate) fn disconnected(&mut self, error: &anyhow::Error) {
-        let text = format!("trying again: {}", problem::text(error));
+        let since = self.heard.strftime("%H:%M:%S UTC");
+        let text = format!("nothing was heard since {since}, trying again: {}", problem::text(error));
         if self.has_bars() {
             self.trouble = Some(text);
         } else if !self.is_lost {

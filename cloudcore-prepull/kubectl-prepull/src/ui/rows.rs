@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::kruise::ImagePullJob;
-use prepull_api::crd::status::{JobPhase, NodePhase, NodeStatus};
+use prepull_api::crd::status::{NodePhase, NodeStatus};
 use prepull_api::failure::FailureCode;
 use serde::Serialize;
 

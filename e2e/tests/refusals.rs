@@ -1,0 +1,79 @@
+//! What `kubectl prepull` says where a real API server refuses, is silent, or asks others that are away.
+
+use prepull_e2e::prelude::*;
+use serde_json::json;
+
+#[tokio::test]
+async fn refusals_of_the_api_server_are_one_sentence() -> Result<()> {
+    let cluster = Cluster::own().await?;
+    let _cloud = Cloud::start(&cluster).await?;
+    let me = Person::new(cluster.kubeconfig());
+
+    // A quota for Secrets, which tokens are.
+    cluster.kubectl(&["-n", "prepull-system", "create", "quota", "none", "--hard=count/secrets=0"]).await?;
+    let counted = r#"{"status":{"hard":{"count/secrets":"0"},"used":{"count/secrets":"0"}}}"#;
+    let status = ["patch", "quota", "none", "--subresource=status", "--type=merge", "-p", counted];
+    cluster.kubectl(&[&["-n", "prepull-system"], &status[..]].concat()).await?;
+    eventually("the quota counts", SOON, async || {
+        let said = me.runs("tokens create --node edge-9").await?.is(1, &["the quota is used up: none"])?;
+        assert_eq!(said.err.matches("count/secrets").count(), 3, "{}", said.err);
+        Ok(())
+    })
+    .await?;
+
+    // A webhook that every job needs, and that is away.
+    let webhook = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
+        "metadata": { "name": "jobs.example" },
+        "webhooks": [{
+            "name": "jobs.example.com", "sideEffects": "None", "admissionReviewVersions": ["v1"],
+            "failurePolicy": "Fail", "timeoutSeconds": 2, "clientConfig": { "url": "https://127.0.0.1:1/jobs" },
+            "rules": [{ "apiGroups": ["operations.kubeedge.io"], "apiVersions": ["*"], "operations": ["CREATE"], "resources": ["imageprepulljobs"] }],
+        }],
+    });
+    cluster.apply(&webhook.to_string()).await?;
+    let words = [
+        "the admission webhook jobs.example.com does not answer",
+        "kubectl get validatingwebhookconfigurations",
+    ];
+    eventually("the webhook counts", SOON, async || {
+        me.runs("run nginx:1.25 --name hooked --node edge-1 --wait=0").await?.is(1, &words)?;
+        Ok(())
+    })
+    .await?;
+    cluster.kubectl(&["delete", "validatingwebhookconfiguration", "jobs.example"]).await?;
+
+    // A rule of the definition that isn't one of ours: an object that is there twice.
+    eventually("no webhook counts", SOON, async || {
+        me.runs("run nginx:1.25 --name twice --node edge-1 --wait=0").await?.is(0, &["created"])?;
+        Ok(())
+    })
+    .await?;
+    me.runs("run nginx:1.26 --name twice --node edge-1 --wait=0").await?.is(1, &["another spec"])?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_silent_api_server_is_noticed_while_following() -> Result<()> {
+    let cluster = Cluster::own().await?;
+    let _cloud = Cloud::start(&cluster).await?;
+    cluster.edge_nodes(&["edge-1"]).await?;
+    let job = cluster.job("night").images(["nginx:1.25"]).on(["edge-1"]).apply().await?;
+    job.until("the job waits for its node", |status| status.summary.desired == 1).await?;
+    let me = Person::new(cluster.kubeconfig());
+    // It accepts connections, and answers nothing from the third second on.
+    let follows = me.runs("status night --watch --timeout 40s --request-timeout 5s");
+    let falls_silent = async {
+        tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+        cluster.pause_api()
+    };
+    let (said, paused) = tokio::join!(follows, falls_silent);
+    paused?;
+    let said = said?.is(3, &["nothing was heard since", "has not answered in time", "job night goes on"]);
+    let other = me.runs("list --request-timeout 2s").await?.is(1, &["has not answered for 2s"]);
+    cluster.resume_api()?;
+    said?;
+    other?;
+    me.runs("list").await?.is(0, &["night"])?;
+    Ok(())
+}
