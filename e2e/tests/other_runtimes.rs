@@ -11,12 +11,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use edgecore_prepull::config::Limits;
+use edgecore_prepull::images::fetch::{FetchSettings, Fetching};
+use edgecore_prepull::images::puller::Puller;
 use edgecore_prepull::images::puller::cri::CriPuller;
 use edgecore_prepull::tasks::agent::{Execution, TaskEnd, TaskTerms};
 use edgecore_prepull::tasks::executor::{Executor, TaskControl};
 use prepull_api::credentials::{RegistryCredential, Sensitive};
 use prepull_api::failure::FailureCode;
-use prepull_api::task::{ImageOutcome, ImageResult, ImageTask, JobUid, PullPolicy, Task, TaskId};
+use prepull_api::task::{
+    ImageOutcome, ImageResult, ImageTask, JobUid, KeepCode, PullPolicy, Removal, RemovalOutcome, Task, TaskId,
+};
 use prepull_api::wire::Key;
 use prepull_e2e::cleanup::Child;
 use prepull_e2e::parts;
@@ -59,9 +63,8 @@ async fn run_until(
     key: Key,
     stop: impl Future<Output = Result<()>>,
 ) -> Result<TaskEnd> {
-    let endpoint = format!("unix://{}", runtime.socket().display()).parse()?;
     let parallel = NonZeroUsize::new(images.len()).context("no image")?;
-    let executor = Executor::new(Arc::new(CriPuller::new(endpoint)), parallel, Limits::default());
+    let executor = Executor::new(Arc::new(puller(runtime)?), parallel, Limits::default());
     let key = Arc::new(key);
     let terms = TaskTerms {
         deadline: Instant::now() + Duration::from_secs(120),
@@ -77,8 +80,17 @@ async fn run_until(
         checks: Vec::new(),
         images,
     };
+    execute(&executor, task, terms, stop).await
+}
+
+async fn execute<P: Puller>(
+    executor: &Executor<P>,
+    task: Task,
+    terms: TaskTerms,
+    stop: impl Future<Output = Result<()>>,
+) -> Result<TaskEnd> {
     let (control, receiver) =
-        watch::channel(TaskControl { may_remove: false, terms: terms.clone(), stop: None });
+        watch::channel(TaskControl { may_remove: true, terms: terms.clone(), stop: None });
     let (sender, mut reports) = mpsc::channel(64);
     let done = vec![None; task.images.len()];
     let work = Execution { removal: None, task, check: None, done, terms };
@@ -92,6 +104,10 @@ async fn run_until(
         error = stop => Err(error.err().context("it goes on for ever")?),
         (end, ()) = async { tokio::join!(executor.run(work, receiver, sender), listen) } => Ok(end),
     }
+}
+
+fn puller(runtime: &StandIn) -> Result<CriPuller> {
+    Ok(CriPuller::new(format!("unix://{}", runtime.socket().display()).parse()?))
 }
 
 /// Runs a task with these images to its end.
@@ -344,5 +360,61 @@ async fn a_containerd_without_cri_is_skipped() -> Result<()> {
         said.contains("/run/cri-dockerd.sock (no socket)") && said.contains("--runtime-endpoint"),
         "{said}"
     );
+    Ok(())
+}
+
+/// What a removal does with each image that it names.
+async fn removes(
+    runtime: &StandIn,
+    removal: Removal,
+) -> Result<Vec<(RemovalOutcome, Option<KeepCode>, u64)>> {
+    let puller = Fetching::over_cri(puller(runtime)?, FetchSettings::without_room_check());
+    let executor = Executor::new(Arc::new(puller), NonZeroUsize::MIN, Limits::default());
+    let terms = TaskTerms {
+        deadline: Instant::now() + Duration::from_secs(60),
+        keys: Vec::new(),
+        download: Arc::default(),
+        windows: None,
+    };
+    let task = Task {
+        upgrade: None,
+        removal: Some(Box::new(removal)),
+        id: TaskId { job: JobUid("removal".to_owned()), attempt: 1 },
+        title: "removal".to_owned(),
+        checks: Vec::new(),
+        images: Vec::new(),
+    };
+    let end = execute(&executor, task, terms, std::future::pending()).await?;
+    let images = end.removal.context("no result")?.images;
+    let mut found: Vec<_> = images.iter().map(|image| (image.image.clone(), image)).collect();
+    found.sort_by(|one, other| one.0.cmp(&other.0));
+    Ok(found.into_iter().map(|(_, image)| (image.outcome, image.code, image.bytes)).collect())
+}
+
+#[tokio::test]
+async fn images_of_other_runtimes_are_removed() -> Result<()> {
+    for kind in BOTH {
+        let runtime = StandIn::start(kind)?;
+        runtime.keeps('a', &["r.example/app:v1"], false);
+        runtime.keeps('b', &["r.example/app:v2"], true);
+        runtime.keeps('c', &["r.example/app:v3", "r.example/other:v3"], false);
+        let images = ["v1", "v2", "v3", "v4"].map(|tag| format!("r.example/app:{tag}")).to_vec();
+        let removal = Removal { images, ..Removal::default() };
+        let dry = removes(&runtime, Removal { dry_run: true, ..removal.clone() }).await?;
+        assert_eq!(dry[0], (RemovalOutcome::Removable, None, 7), "{kind:?}");
+        let kept = |code| (RemovalOutcome::Kept, Some(code), 0);
+        let rest = [KeepCode::PinnedByRuntime, KeepCode::OtherName, KeepCode::NotPresent].map(kept);
+        assert_eq!(dry[1..], rest, "{kind:?}");
+        let done = removes(&runtime, removal).await?;
+        assert_eq!(done[0], (RemovalOutcome::Removed, None, 7), "{kind:?}");
+        assert_eq!(done[1..], rest, "{kind:?}");
+        ensure!(!runtime.has_image("r.example/app:v1"), "{kind:?}: it's there");
+
+        // These runtimes don't say when an image came.
+        let repositories = vec!["r.example/app".to_owned()];
+        let old = Removal { repositories, keep_last: 1, ..Removal::default() };
+        let codes: Vec<_> = removes(&runtime, old).await?.into_iter().filter_map(|image| image.1).collect();
+        assert_eq!(codes, [KeepCode::PinnedByRuntime, KeepCode::AgeUnknown], "{kind:?}");
+    }
     Ok(())
 }

@@ -58,6 +58,27 @@ async fn phase_is(job: &Job, phase: JobPhase) -> Result<()> {
     job.reaches(phase).await.map(drop)
 }
 
+/// Suspends a job, resumes it, pauses its downloads, and resumes it again.
+async fn stands_and_goes_on(browser: &Browser, job: &Job) -> Result<()> {
+    for (button, state, name) in
+        [("Suspend", "Suspended", "job-suspended"), ("Pause downloads", "Paused", "job-paused")]
+    {
+        browser.click(button).await?;
+        browser.says(state).await?;
+        picture(browser, name).await?;
+        let spec = job.get().await?.spec;
+        ensure!(spec.suspend || spec.pause, "it goes on after {button}");
+        browser.click("Resume").await?;
+        eventually("the job goes on", SOON, async || {
+            let spec = job.get().await?.spec;
+            ensure!(!spec.suspend && !spec.pause, "it still stands after {button}");
+            Ok(())
+        })
+        .await?;
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn the_page_shows_and_controls_a_job() -> Result<()> {
     let site = Site::start().await?;
@@ -135,26 +156,7 @@ async fn the_page_shows_and_controls_a_job() -> Result<()> {
     browser.says("long").await?;
     browser.click("long").await?;
     browser.says("1 in progress").await?;
-    browser.click("Suspend").await?;
-    browser.says("Suspended").await?;
-    picture(&browser, "job-suspended").await?;
-    ensure!(long.get().await?.spec.suspend, "it is not suspended");
-    browser.click("Resume").await?;
-    eventually("the job goes on", SOON, async || {
-        ensure!(!long.get().await?.spec.suspend, "it is still suspended");
-        Ok(())
-    })
-    .await?;
-    browser.click("Pause downloads").await?;
-    browser.says("Paused").await?;
-    picture(&browser, "job-paused").await?;
-    ensure!(long.get().await?.spec.pause, "it is not paused");
-    browser.click("Resume").await?;
-    eventually("the downloads go on", SOON, async || {
-        ensure!(!long.get().await?.spec.pause, "they still stand");
-        Ok(())
-    })
-    .await?;
+    stands_and_goes_on(&browser, &long).await?;
     browser.click("Cancel").await?;
     eventually("the page asks", SOON, async || {
         // The question may come after the answer to the click.

@@ -1,4 +1,4 @@
-//! What `kubectl prepull` says where a real API server refuses, is silent, or asks others that are away.
+//! `kubectl prepull` beside a real API server that refuses, is silent, or asks a webhook that is away.
 
 use prepull_e2e::prelude::*;
 use serde_json::json;

@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn a_dropped_field_is_noticed() {
-        let stored = ImagePrePullJob::new("web", Default::default());
+        let stored = ImagePrePullJob::new("web", prepull_api::crd::job::ImagePrePullJobSpec::default());
         let said = |asked: Value| refuse_dropped(&asked, &stored).map_err(|error| error.to_string());
         for asked in [
             json!({}),

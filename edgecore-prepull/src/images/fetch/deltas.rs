@@ -81,7 +81,7 @@ fn unlisted(error: RegistryError) -> PullError {
     let is_missing = error.class == ErrorClass::NotFound;
     let code = if is_missing { FailureCode::NoDelta } else { error.code };
     let class = if is_missing { ErrorClass::Transient } else { error.class };
-    PullError { message, class, code, ..error }
+    PullError { class, code, message, ..error }
 }
 
 /// An image to pull.

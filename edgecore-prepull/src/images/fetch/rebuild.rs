@@ -69,12 +69,12 @@ impl Write for Pieces {
     }
 }
 
-fn wrong(why: impl ToString) -> Unused {
+fn wrong(why: &impl ToString) -> Unused {
     Unused::new(NoDelta::WrongLayer, why.to_string())
 }
 
 fn useless(why: &str) -> Failure {
-    Failure::Useless(wrong(why))
+    Failure::Useless(wrong(&why))
 }
 
 impl Download<'_> {
@@ -118,8 +118,8 @@ impl Download<'_> {
             let old_files = |error: io::Error| Unused::new(NoDelta::OldFiles, error.to_string());
             let mut sources = OldFiles::open(&directories).map_err(old_files)?;
             let mut pieces = Pieces { sender, piece: Vec::with_capacity(PIECE) };
-            apply(diff, &mut sources, &mut pieces, &limits).map_err(wrong)?;
-            pieces.flush().map_err(wrong)
+            apply(diff, &mut sources, &mut pieces, &limits).map_err(|error| wrong(&error))?;
+            pieces.flush().map_err(|error| wrong(&error))
         });
         let mut refused = None;
         while let Some(piece) = pieces.recv().await {
@@ -131,7 +131,7 @@ impl Download<'_> {
         // Ends the thread at its next piece.
         drop(pieces);
         // A panic of the thread is a bug, and the layer is still to be had.
-        let applied: Result<(), Unused> = applying.await.unwrap_or_else(|error| Err(wrong(error)));
+        let applied: Result<(), Unused> = applying.await.unwrap_or_else(|error| Err(wrong(&error)));
         match refused {
             // The layer takes less room than its tar, and may fit.
             Some(Stop::Failed(error)) if error.class == ErrorClass::NoSpace => {
