@@ -26,6 +26,14 @@ fn delta_bytes(hand: &Hand, delta: &Delta) -> u64 {
     delta.digests().map(|digest| hand.link.bytes_of(digest)).sum()
 }
 
+/// Exports an image, as people do who carry it on to another machine.
+async fn export(hand: &Hand, image: &str) -> Result<String> {
+    let mut ctr = std::process::Command::new("ctr");
+    ctr.arg("--address").arg(hand.containerd.socket()).args(["--namespace", "k8s.io", "images", "export"]);
+    ctr.arg(Place::here()?.new_dir("export")?.join("image.tar")).arg(image);
+    prepull_e2e::parts::output(ctr).await
+}
+
 #[tokio::test]
 async fn an_update_costs_what_changed() -> Result<()> {
     let mut hand = Hand::start().await?;
@@ -87,8 +95,11 @@ async fn an_update_costs_what_changed() -> Result<()> {
 
     // What has no blobs can't be exported, until it's fetched whole.
     let before = hand.bytes_of(&third);
+    let refused = export(&hand, &v3).await.err().context("it was exported without its layer")?;
+    ensure!(refused.to_string().contains("not found"), "{refused:#}");
     hand.pulls(&["--whole", &v3]).await?;
     ensure!(hand.bytes_of(&third) - before > 8 * MIB, "the layer is fetched");
+    export(&hand, &v3).await?;
     Ok(())
 }
 
@@ -262,6 +273,15 @@ async fn a_job_shows_what_deltas_saved() -> Result<()> {
     let facts = &image.facts;
     ensure!(facts.no_delta_reason.contains("cannot read the diff"), "{image:?}");
     assert_eq!((facts.no_delta, facts.delta_saved_bytes), (Some(NoDelta::WrongLayer), Some(0)), "{image:?}");
+
+    // A delta from an image that the node doesn't have.
+    let (elsewhere, next) = (Image::version("elsewhere", 1, 1)?, Image::version("job", 5, 1)?);
+    let v5 = seed(&registry, &next, "v5")?;
+    registry.seed_delta(REPOSITORY, &Delta::between(&elsewhere, &next)?)?;
+    let whole = job("fifth", &v5, "Auto").apply().await?;
+    whole.completes().await?;
+    let image = &whole.node_status("edge-1").await?.image_status[0];
+    assert_eq!(image.facts.no_delta, Some(NoDelta::OtherSource), "{image:?}");
 
     // A job of Kruise comes by deltas as well, which its API has no word for.
     let fourth = Image::version("job", 4, 1)?;

@@ -21,6 +21,8 @@ use crate::session::{Ended, Session};
 use crate::table::with_text;
 use crate::{jobs, problem};
 
+/// The wait after a read that failed.
+const RETRY: Duration = Duration::from_secs(5);
 /// How often the job is asked for: a re-check of few nodes takes about a second.
 const POLL: Duration = Duration::from_millis(500);
 /// How long cloudcore-prepull may take to begin, also right after a change of leaders.
@@ -136,7 +138,15 @@ async fn wait(
 ) -> anyhow::Result<Option<ImagePrePullJob>> {
     let begun = Instant::now();
     loop {
-        let job = jobs::get(cluster, name).await?;
+        let job = match jobs::get(cluster, name).await {
+            // The re-check goes on meanwhile.
+            Err(error) if !problem::is_lasting(&error) && begun.elapsed() < limit => {
+                problem::note(&format!("trying again: {}", problem::text(&error)));
+                tokio::time::sleep(RETRY).await;
+                continue;
+            }
+            job => job?,
+        };
         let has_begun = rounds(&job) >= number;
         if job.spec.recheck < number {
             bail!(
