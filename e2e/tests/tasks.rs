@@ -75,8 +75,10 @@ struct PageWorld {
     _network: Network,
     registry: Registry,
     link: Proxy,
-    _boxes: [EdgeNode; 2],
+    boxes: Vec<EdgeNode>,
     dir: PathBuf,
+    /// What the last command printed.
+    said: String,
 }
 
 impl PageWorld {
@@ -93,12 +95,21 @@ impl PageWorld {
         let address = registry.login("alice")?.0.to_owned();
         cluster.registry_secret("default", "wrong", &[(&address, "alice", "wrong")]).await?;
         cluster.edge_nodes(&["edge-1", "edge-2"]).await?;
-        let boxes = [
+        let boxes = vec![
             EdgeNode::start(&cluster, &cloud, "edge-1").await?,
             EdgeNode::start(&cluster, &cloud, "edge-2").await?,
         ];
         let dir = cluster.place().new_dir("tasks")?;
-        Ok(Self { cluster, cloud: Some(cloud), _network: network, registry, link, _boxes: boxes, dir })
+        Ok(Self {
+            cluster,
+            cloud: Some(cloud),
+            _network: network,
+            registry,
+            link,
+            boxes,
+            dir,
+            said: String::new(),
+        })
     }
 
     fn image(&self, name: &str, size: u64) -> Result<String> {
@@ -132,7 +143,15 @@ impl PageWorld {
                 .await?;
             }
             "kubectl prepull resume bulk" => self.link.throttle(None),
-            "kubectl prepull why edge-4" => self.cluster.edge_nodes(&["edge-4"]).await?,
+            _ if line.contains("--name web-edge-4") => {
+                // The printed line installs a unit; here the agent joins with its token.
+                let (_, token) = self.said.split_once("PREPULL_TOKEN=").context("no token was printed")?;
+                let token = token.split_whitespace().next().context("no token was printed")?;
+                self.cluster.edge_nodes(&["edge-4"]).await?;
+                let cloud = self.cloud.as_ref().context("the leader is gone")?;
+                let fresh = EdgeNode::start(&self.cluster, cloud, "edge-4").with_token(token).await?;
+                self.boxes.push(fresh);
+            }
             _ if line.starts_with("kubectl prepull from -f app.yaml") => {
                 std::fs::write(self.dir.join("app.yaml"), APP.replace(REGISTRY, images.registry()))?;
             }
@@ -228,6 +247,7 @@ async fn the_tasks_run_as_written() -> Result<()> {
                 }
             };
             took += started.elapsed();
+            world.said.clone_from(&output);
             if ended != status {
                 wrong.push(format!("{number}: `{line}` ended with {ended}, not {status}: {output}"));
             }
