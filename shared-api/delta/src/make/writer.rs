@@ -12,8 +12,9 @@ use super::{MakeError, PIECE};
 
 /// Level of the compression: slow, and read by many.
 const LEVEL: i32 = 19;
-/// Logarithm of the window, which the applying side keeps in memory: 8 MiB.
-const WINDOW_LOG: u32 = 23;
+/// Logarithm of the window, which the applying side keeps in memory: 2 MiB. With 8 MiB, diffs of real releases were up to 5 % smaller,
+/// and the agent took more than the 20 MiB that it should.
+const WINDOW_LOG: u32 = 21;
 /// Most threads of the compression: each takes some tens of MiB.
 const MAX_THREADS: usize = 4;
 /// Data that is collected before its operation is written.
