@@ -164,7 +164,7 @@ fn edge_messages_keep_their_bytes() {
         concat!(
             r#"{"type":"configured","settings":{"maxDownloadRate":4096,"peerMaxUploadRate":8192,"#,
             r#""windows":[{"days":["Mon","Sun"],"start":"01:30","duration":14400000,"timeZone":"Node"}],"#,
-            r#""imageGcHighThreshold":70,"makeRoom":true}}"#,
+            r#""imageGcHighThreshold":70,"makeRoom":true,"keepUnfinished":3600000}}"#,
         ),
     );
     assert_frame(&EdgeMessage::Trusts { bundle: "ab".to_owned() }, r#"{"type":"trusts","bundle":"ab"}"#);

@@ -1,7 +1,7 @@
 //! `kubectl prepull cancel`.
 //!
-//! `spec.cancel` ends a job for good, and its record stays. The plugin of a version before it ended a job by a deadline in the past, and
-//! kept the previous one in an annotation: see [`undo`].
+//! `spec.cancel` ends a job for good, and its record stays. The plugin of a version before it ended a job by a deadline in the
+//! past, and kept the previous one in an annotation: see [`undo`].
 
 use anyhow::bail;
 use kube::ResourceExt;

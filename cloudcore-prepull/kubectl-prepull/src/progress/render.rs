@@ -93,9 +93,7 @@ fn next_step(view: &View) -> Option<String> {
         (true, false) if view.phase == JobPhase::Failure => {
             Some(format!("kubectl prepull retry {job} takes it up again"))
         }
-        (false, _) if view.suspended || view.paused => {
-            Some(format!("kubectl prepull resume {job} lets it go on"))
-        }
+        (false, _) if view.suspended => Some(format!("kubectl prepull resume {job} lets it go on")),
         (false, true) => Some(format!("kubectl prepull failures {job} lists the nodes")),
         _ => None,
     }

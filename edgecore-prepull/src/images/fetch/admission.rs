@@ -70,9 +70,8 @@ impl Fetcher {
         let layers: Arc<[_]> = layers.into();
         let watched = self.downloads.begin(request.reference, Arc::clone(&layers));
         let (reference, wanted) = (request.reference, request.terms.wanted);
-        let layers_of = &layers;
         let applicant =
-            Applicant { reference, repository, image, layers: layers_of, facts, lease, wanted, may_remove };
+            Applicant { reference, repository, image, layers: &layers, facts, lease, wanted, may_remove };
         self.check_room(&applicant).await?;
         Ok((layers, watched))
     }

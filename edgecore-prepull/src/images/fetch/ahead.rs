@@ -184,6 +184,7 @@ impl Download<'_> {
 
     /// Downloads a layer, since its delta is of no use for this reason.
     pub(super) async fn fetch_whole(&self, layer: &Layer, unused: Unused) -> Result<(), Stop> {
+        self.fetcher.refused.note(self.image.manifest(), &layer.blob().digest, unused.clone());
         if self.needs_deltas {
             return Err(required(&unused.why).into());
         }
@@ -195,7 +196,6 @@ impl Download<'_> {
             why = unused.why,
             "not rebuilt from its delta; it's downloaded"
         );
-        self.fetcher.refused.note(self.image.manifest(), &layer.blob().digest, unused.clone());
         let _ = self.no_delta.set(unused);
         let flight = layer.whole.get_or_init(|| self.fetcher.flights.of(digest));
         self.blob(&blob(BlobKind::Layer, &layer.descriptor), &layer.descriptor, flight).await

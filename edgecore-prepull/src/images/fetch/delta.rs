@@ -71,8 +71,8 @@ pub(super) struct Missing<'a> {
 /// Most images of which refused deltas are remembered: a node pulls fewer at a time.
 const MAX_REMEMBERED: usize = 64;
 
-/// Deltas that were of no use in an earlier attempt, by the manifest of the image and their digest: a further attempt must not pay for them again. They
-/// are forgotten with the end of the pull.
+/// Deltas that were of no use in an earlier attempt, by the manifest of the image and their digest: a further attempt must not
+/// pay for them again. They are forgotten once the image is pulled.
 #[derive(Debug, Default)]
 pub(super) struct Refused(Mutex<HashMap<String, HashMap<String, Unused>>>);
 

@@ -86,6 +86,8 @@ impl Download<'_> {
         old: &OldImage,
         diff_id: &str,
     ) -> Result<Descriptor, Failure> {
+        // The semaphore is never closed. The thread holds the permit: it may outlast this attempt.
+        let turn = self.fetcher.rebuilding.clone().acquire_owned().await;
         let writer = &self.fetcher.writer;
         let size = delta.tar.unwrap_or_default();
         let blob = Blob { kind: BlobKind::Tar, digest: diff_id.to_owned(), size };
@@ -109,8 +111,6 @@ impl Download<'_> {
         let limits = Limits::of_layer(delta.tar, layer.size);
         let (root, digest) = (self.facts.root.clone(), delta.blob.digest.clone());
         let directories = old.directories.clone();
-        // The semaphore is never closed. The thread holds the permit: it may outlast this attempt.
-        let turn = self.fetcher.rebuilding.clone().acquire_owned().await;
         let applying = spawn_blocking(move || {
             let _turn = turn;
             let unreadable = "the agent cannot read the files of the content store";

@@ -199,7 +199,7 @@ async fn only_a_nodes_token_admits_it_again() {
     }
     let (status, body) = enroll(&routes, "edge-1", &fleet, &other).await;
     assert_eq!(status, 403);
-    assert!(body.contains("has joined before") && body.contains("token create --node edge-1"), "{body}");
+    assert!(body.contains("has joined before") && body.contains("tokens create --node edge-1"), "{body}");
     let own = token(Scope::Node("edge-1".into())).await.unwrap();
     assert_eq!(enroll(&routes, "edge-1", &own, &other).await.0, 200);
 }
