@@ -110,6 +110,7 @@ struct Agent {
 impl FleetSettings {
     /// Takes in a change of the objects.
     pub fn handle(&mut self, input: Input) {
+        let mut is_same = false;
         match input {
             Input::All(objects) => {
                 let mut before = std::mem::take(&mut self.objects);
@@ -121,20 +122,19 @@ impl FleetSettings {
             }
             Input::One(object) => {
                 let known = object.metadata.name.as_ref().and_then(|name| self.objects.remove(name));
-                let spec_is_same = self.put(&object, known);
-                self.count_oldest();
-                if spec_is_same {
-                    // Our own status: nothing else changes with it.
-                    return;
-                }
+                is_same = self.put(&object, known);
             }
             Input::Gone(name) => _ = self.objects.remove(&name),
         }
         self.count_oldest();
-        self.all_changed = true;
-        self.statuses_due = true;
+        // With our own status nothing else changes.
+        if !is_same {
+            self.all_changed = true;
+            self.statuses_due = true;
+        }
     }
 
+    /// Marks the objects that don't count.
     fn count_oldest(&mut self) {
         let mut by_age: Vec<_> = self.objects.values_mut().collect();
         by_age.sort_by_key(|entry| entry.created);
@@ -308,7 +308,11 @@ impl FleetSettings {
             None => NodeState::TooOld,
             Some(has) if has == wanted => NodeState::Informed,
             // It confirms what it can read.
-            Some(has) if agent.has_answered && has.is_part_of(wanted) => NodeState::TooOld,
+            Some(has)
+                if agent.has_answered && agent.sent.as_deref() == Some(wanted) && has.is_part_of(wanted) =>
+            {
+                NodeState::TooOld
+            }
             Some(_) => NodeState::Waiting,
         }
     }

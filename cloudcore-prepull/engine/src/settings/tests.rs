@@ -230,6 +230,9 @@ fn a_new_node_gets_what_valid_objects_set() {
     // From now on it keeps that, as every other one.
     fleet.apply("10-all", json!({ "labelSelector": {}, "maxDownloadRate": "32Ki" }));
     assert_eq!(fleet.take_sent(), []);
+    // What isn't sent, because the other object is invalid, isn't what an agent doesn't know.
+    fleet.apply("10-all", json!({ "labelSelector": {}, "maxDownloadRate": "64Ki", "makeRoom": true }));
+    assert!(fleet.status("10-all").starts_with("0/2 False Waiting"), "{}", fleet.status("10-all"));
 }
 
 #[test]
