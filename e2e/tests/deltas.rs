@@ -128,7 +128,7 @@ async fn the_plugins_delta_updates_a_node() -> Result<()> {
     ensure!(whole < 8 * 1024, "{whole} bytes of the layers, although there is a delta");
     assert_eq!(hand.containerd.check_unpacked(&second).await?, 3);
 
-    // The base gets an update. The program above it is the same, but its layer has no blob here, and is to be unpacked again.
+    // The base gets an update. The program above it is the same, but its layer has no blob here and must be unpacked again.
     let third = Image::version_on("made", 2, "security")?;
     let v3 = seed(&hand.registry, &third, "v3")?;
     me.runs(&format!("delta {v2} {v3} {config} {file}")).await?.is(0, &[])?;

@@ -343,7 +343,7 @@ impl Settings {
             download_windows: if download_window.is_empty() { file.download_window } else { download_window },
             limits,
             makes_room: make_room.or(file.make_room),
-            keep_unfinished: keep_unfinished.or(file.keep_unfinished).map(|KeepTime(time)| time),
+            keep_unfinished: keep_unfinished.or(file.keep_unfinished).map(|time| time.0),
             fetch: FetchSettings {
                 mode: fetch.or(file.fetch).unwrap_or_default(),
                 max_rate: max_download_rate.or(file.max_download_rate).map(|Rate(rate)| rate),

@@ -45,7 +45,7 @@ fn an_unknown_key_is_named() {
 #[test]
 fn unfinished_pulls_are_kept_for_1m_to_336h() {
     for (text, seconds) in [("1m", 60), ("6h", 6 * 3600), ("14days", 336 * 3600)] {
-        assert_eq!(text.parse(), Ok(KeepTime(Duration::from_secs(seconds))), "{text}");
+        assert_eq!(text.parse::<KeepTime>().map(|time| time.0), Ok(Duration::from_secs(seconds)), "{text}");
     }
     for text in ["59s", "15days", "day", ""] {
         let error = text.parse::<KeepTime>().unwrap_err();

@@ -3,7 +3,6 @@
 use std::fmt::Display;
 use std::net::SocketAddr;
 use std::num::{NonZeroU32, NonZeroU64};
-use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use prepull_api::download::Window;
 use prepull_api::settings::KEEP_UNFINISHED;
 use prepull_api::sites::is_address;
 use prepull_api::wire::MAX_OPEN_TASKS;
-use prepull_window::{BadWindow, parse_window, write_window};
+use prepull_window::{BadWindow, parse_window, write_duration, write_window};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::images::runtime::RuntimeEndpoint;
@@ -19,10 +18,6 @@ use crate::units::{Amount, Percent};
 
 /// Reachable only from the machine itself: the metrics of a node are for a collector on that node.
 pub(super) const DEFAULT_METRICS_LISTEN: &str = "127.0.0.1:10004";
-
-/// The cloud sends a reminder every 20 s; with less patience each box would download for itself. After a day without a message
-/// from the cloud, waiting helps no box.
-const PATIENCE: RangeInclusive<Duration> = Duration::from_secs(30)..=Duration::from_secs(24 * 3600);
 
 /// The value of `--metrics-listen` and of `--peer-listen`: an address, or `off`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,9 +63,17 @@ impl FromStr for PeerAddressText {
     }
 }
 
-/// The value of `--peer-patience`.
+/// A time within bounds, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Patience(pub(crate) Duration);
+pub(crate) struct BoundedTime<const LEAST: u64, const MOST: u64>(pub(crate) Duration);
+
+/// The value of `--peer-patience`. The cloud sends a reminder every 20 s; with less patience each box would download for itself.
+/// After a day without a message from the cloud, waiting helps no box.
+pub(crate) type Patience = BoundedTime<30, 86_400>;
+
+/// The value of `--keep-unfinished`.
+pub(crate) type KeepTime =
+    BoundedTime<{ KEEP_UNFINISHED.start().as_secs() }, { KEEP_UNFINISHED.end().as_secs() }>;
 
 /// Three reminders of the cloud.
 impl Default for Patience {
@@ -79,51 +82,26 @@ impl Default for Patience {
     }
 }
 
-impl FromStr for Patience {
+impl<const LEAST: u64, const MOST: u64> FromStr for BoundedTime<LEAST, MOST> {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let time = time_within(text, &PATIENCE);
-        time.map(Self).ok_or_else(|| format!("{text:?} is not a time from 30s to 24h: write 60s or 10m"))
+        let [least, most] = [LEAST, MOST].map(Duration::from_secs);
+        let time = humantime::parse_duration(text).ok().filter(|time| (least..=most).contains(time));
+        time.map(Self).ok_or_else(|| {
+            let (least, most) = (write_duration(least), write_duration(most));
+            format!("{text:?} is not a time from {least} to {most}: write 10m or 6h")
+        })
     }
 }
 
-fn time_within(text: &str, bounds: &RangeInclusive<Duration>) -> Option<Duration> {
-    humantime::parse_duration(text).ok().filter(|time| bounds.contains(time))
-}
-
-impl Serialize for Patience {
+impl<const LEAST: u64, const MOST: u64> Serialize for BoundedTime<LEAST, MOST> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(&humantime::format_duration(self.0))
     }
 }
 
-impl<'de> Deserialize<'de> for Patience {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_flag(deserializer)
-    }
-}
-
-/// The value of `--keep-unfinished`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct KeepTime(pub(crate) Duration);
-
-impl FromStr for KeepTime {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let time = time_within(text, &KEEP_UNFINISHED);
-        time.map(Self).ok_or_else(|| format!("{text:?} is not a time from 1m to 336h: write 6h or 3days"))
-    }
-}
-
-impl Serialize for KeepTime {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&humantime::format_duration(self.0))
-    }
-}
-
-impl<'de> Deserialize<'de> for KeepTime {
+impl<'de, const LEAST: u64, const MOST: u64> Deserialize<'de> for BoundedTime<LEAST, MOST> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         from_flag(deserializer)
     }

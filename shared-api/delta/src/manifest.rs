@@ -184,7 +184,7 @@ impl DeltaManifest {
         self.layers.iter().find(|layer| layer.to == to)
     }
 
-    /// The diff to download in place of a layer of the new image of which this many bytes are missing: where it saves something.
+    /// The diff to download in place of a layer, if it's smaller than what is missing of that: `missing` bytes.
     pub fn diff_for(&self, layer: &str, missing: u64) -> Option<&DeltaLayer> {
         self.layer(layer).filter(|found| found.is_diff() && found.size < missing)
     }

@@ -68,7 +68,7 @@ pub(super) struct Missing<'a> {
     pub(super) bytes: u64,
 }
 
-/// Most images of which refused deltas are remembered: a node pulls fewer at a time.
+/// Bound on the images with remembered deltas: a node pulls fewer at a time.
 const MAX_REMEMBERED: usize = 64;
 
 /// Deltas that were of no use in an earlier attempt, by the manifest of the image and their digest: a further attempt must not
