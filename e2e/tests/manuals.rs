@@ -32,6 +32,68 @@ async fn every_command_and_flag_exists() -> Result<()> {
     Ok(())
 }
 
+/// A span such as `nodes --outdated` or `tokens list`, without the plugin's name.
+#[tokio::test]
+async fn short_forms_of_plugin_commands_exist() -> Result<()> {
+    let (mut helps, mut wrong, mut seen) = (Helps::default(), Vec::new(), 0);
+    let root = helps.of(&["kubectl-prepull"]).await?;
+    let pages = ["docs/kubectl-prepull.md", "docs/page.md", "docs/tasks.md", "docs/deltas.md", "docs/api.md"];
+    for (file, text) in manuals()?.iter().filter(|(file, _)| pages.iter().any(|page| file.ends_with(page))) {
+        for (line, code) in code_of(text) {
+            let words: Vec<_> = code.split_whitespace().collect();
+            let is_command = words.first().is_some_and(|first| has_command(&root, first));
+            let parts = ["tokens", "node", "delta"];
+            let says_more = words.iter().any(|word| word.starts_with("--"))
+                || words.first().is_some_and(|first| parts.contains(first));
+            if is_command && words.len() > 1 && says_more {
+                seen += 1;
+                let call: Vec<_> = std::iter::once("kubectl-prepull").chain(words).collect();
+                wrong
+                    .extend(helps.lacks(&call).await?.map(|why| format!("{}:{line}: {why}", file.display())));
+            }
+        }
+    }
+    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    ensure!(seen > 10, "only {seen} commands were recognized");
+    Ok(())
+}
+
+#[test]
+fn manuals_keep_to_the_glossary() -> Result<()> {
+    let manuals = manuals()?;
+    let glossary = Path::new("docs/glossary.md");
+    let text = manuals.get(glossary).context("no glossary")?;
+    let others = || manuals.iter().filter(|(file, _)| file.as_path() != glossary && file.starts_with("docs"));
+    let mut wrong = Vec::new();
+    let terms = text.lines().filter_map(|line| line.strip_prefix("| **")?.split("**").next());
+    for term in terms {
+        // Also as the name of a type or of a field.
+        let pattern = term.replace(' ', "[ _-]?");
+        let paths = ["*.rs", "docs/*.md", ":!docs/glossary.md"];
+        let mut search = Command::new("git");
+        search.args(["grep", "-iqE", &pattern, "--"]).args(paths);
+        if !search.current_dir(workspace()).status()?.success() {
+            wrong.push(format!("{}: {term} is used nowhere", glossary.display()));
+        }
+    }
+    let (_, unwanted) = text.split_once("| not | but |").context("no table of unwanted words")?;
+    let rows = unwanted.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
+    let unwanted: Vec<_> = rows.flat_map(|words| words.split(", ")).collect();
+    ensure!(unwanted.len() > 10, "{unwanted:?}");
+    for (file, text) in others() {
+        for line in prose(text) {
+            // A word in code is a name of the API, of a flag or of a metric.
+            let said = line.split('`').step_by(2).collect::<Vec<_>>().join(" ").to_lowercase();
+            let words: Vec<_> = said.split(|c: char| !c.is_alphanumeric() && c != '-').collect();
+            let said = format!(" {} ", words.join(" "));
+            let found = unwanted.iter().filter(|word| said.contains(&format!(" {word} ")));
+            wrong.extend(found.map(|word| format!("{}: {word}: {line}", file.display())));
+        }
+    }
+    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    Ok(())
+}
+
 #[test]
 fn every_link_leads_somewhere() -> Result<()> {
     let manuals = manuals()?;
