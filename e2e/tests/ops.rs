@@ -67,6 +67,26 @@ async fn what_a_node_lacks_is_named(jane: &Person, ann: &Person) -> Result<()> {
     Ok(())
 }
 
+/// Each role by itself finds nothing wrong either.
+async fn each_role_checks_alone(cluster: &Cluster) -> Result<()> {
+    for (name, is_of_cluster) in [
+        ("prepull-viewer", true),
+        ("prepull-operator", true),
+        ("prepull-settings-admin", true),
+        ("prepull-token-admin", false),
+        ("prepull-node-admin", false),
+    ] {
+        let user = format!("{name}-alone");
+        let kind = if is_of_cluster { "clusterrole" } else { "role" };
+        let (role, flag) = (format!("--{kind}={name}"), format!("--user={user}"));
+        let binding = format!("{kind}binding");
+        cluster.kubectl(&["-n", NAMESPACE, "create", &binding, &user, &role, &flag]).await?;
+        let person = Person::new(&cluster.kubeconfig_as(&user)?);
+        person.runs("check").await?.is(0, &["Nothing is wrong, as far as could be looked"])?;
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_person_sees_edges_and_problems() -> Result<()> {
     let cluster = Cluster::own().await?;
@@ -149,6 +169,8 @@ async fn a_person_sees_edges_and_problems() -> Result<()> {
         &["! you lack the right to create imageprepulljobs", "✓ the definition of ImagePrePullReport"],
     )?;
     ensure!(!said.out.contains("not known"), "jane may look at everything: {}", said.out);
+
+    each_role_checks_alone(&cluster).await?;
 
     // The agent ends, and then the leader.
     node.terminate_agent().await?;
