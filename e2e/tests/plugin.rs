@@ -26,13 +26,22 @@ async fn a_first_day_with_the_plugin() -> Result<()> {
     let run = format!("run {web} --secret default/registry --concurrency 100% --wait=2m");
     let said = me.runs(&run).await?.is(0, &COMPLETED)?;
     eprintln!("{}", said.out);
-    assert!(said.out.contains("imageprepulljob.operations.kubeedge.io/web-v1 created"), "{}", said.out);
+    let name =
+        said.out.split_once(" created").and_then(|(name, _)| name.rsplit_once('/')).context("no job")?.1;
+    ensure!(name.starts_with("web-v1-"), "{name}");
     // A pipeline that runs it again follows the same job, and another spec needs another name.
     ensure!(said.out.contains("at a time; deleted 7d after its end"), "{}", said.out);
-    me.runs(&run).await?.is(0, &["web-v1 is there already, with the same spec", "2 of 2"])?;
-    let words = ["there is a job web-v1 already, with another spec (spec.download)", "set web-v1", "--name"];
-    me.runs(&format!("{run} --rate 1Mi")).await?.is(1, &words)?;
-    me.runs("failures web-v1").await?.is(0, &["no node of job web-v1 has failed"])?;
+    me.runs(&run).await?.is(0, &[name, "is there already, with the same spec", "2 of 2"])?;
+    let another = format!("there is a job {name} already, with another spec (spec.download.maxRate)");
+    me.runs(&format!("{run} --rate 1Mi")).await?.is(1, &[&another, &format!("set {name}"), "--name"])?;
+    me.runs(&format!("set {name} rate=2Mi")).await?.is(0, &["changed"])?;
+    let changed = "is there already, with settings that were changed since (spec.download.maxRate)";
+    me.runs(&run).await?.is(0, &[changed, "2 of 2"])?;
+    me.runs(&format!("failures {name}")).await?.is(0, &[&format!("no node of job {name} has failed")])?;
+    // On another node it is another job.
+    let on_one = run.replace("--wait=2m", "--node edge-1 --wait=0 -o name");
+    let on_one = me.runs(&on_one).await?.is(0, &["web-v1-"])?;
+    ensure!(!on_one.out.contains(name), "{}", on_one.out);
 
     // Another one has an image that hasn't been pushed yet.
     let missing = web.replace("web", "late");
@@ -99,6 +108,9 @@ async fn a_bad_night_with_the_plugin() -> Result<()> {
     let dir = cluster.place().new_dir("completion")?;
     assert_eq!(me.completes(&["status", "ni"], &dir).await?, "night\n:4\n");
     assert_eq!(me.completes(&["run", "nginx", "--node", ""], &dir).await?, "edge-1\n:4\n");
+    cluster.kubectl(&["-n", "default", "create", "secret", "generic", "harbor"]).await?;
+    assert_eq!(me.completes(&["allow", "har"], &dir).await?, "harbor\n:4\n");
+    assert_eq!(me.completes(&["set", "night", "rate=1Mi", "conc"], &dir).await?, "concurrency=\n:4\n");
 
     // Its settings change while it runs, and the jobs are listed.
     let words = ["rate from unset to 2Mi", "runs: it holds at once"];
@@ -279,7 +291,11 @@ async fn each_missing_right_is_named() -> Result<()> {
     for changes in ["suspend night", "resume night", "cancel night", "run nginx --concurrency 10% --wait=0"] {
         operator.runs(changes).await?.is(0, &[])?;
     }
-    operator.runs("status nginx -w --timeout 1s").await?.is(3, &[])?;
+    let list = operator.runs("list -o name").await?.is(0, &["/nginx-"])?;
+    let name =
+        list.out.lines().find_map(|name| name.strip_prefix("imageprepulljob.operations.kubeedge.io/nginx-"));
+    let name = name.context("it isn't listed")?;
+    operator.runs(&format!("status nginx-{name} -w --timeout 1s")).await?.is(3, &[])?;
 
     let app = cluster.place().new_dir("app")?.join("app.yaml");
     std::fs::write(&app, APP)?;
@@ -447,7 +463,8 @@ async fn a_workload_is_pulled_then_rolled_out() -> Result<()> {
         .is(0, &["left out", "sim-2 (gpu=a:NoSchedule)"])?;
     let job: serde_json::Value = serde_json::from_str(&said.out)?;
     let template = &job["spec"]["imagePrePullTemplate"];
-    assert_eq!(job["metadata"]["name"], "shop-web-v1");
+    let name = job["metadata"]["name"].as_str().unwrap_or_default();
+    ensure!(name.starts_with("shop-web-v1-"), "{name}");
     assert_eq!(
         template["images"],
         serde_json::json!(["harbor.example/shop/init:v1", "harbor.example/shop/web:v2"])

@@ -155,6 +155,9 @@ pub struct EdgeList {
     /// The label that holds [`Edge::site`]. Absent from older leaders, which use [`SITE_LABEL`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub site_label: Option<String>,
+    /// The version of the leader, which agents should have. Absent from older leaders.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
 }
 
 /// An edge node of the cluster, with the known facts about its agent. Facts from the agent itself are absent until it has
@@ -300,6 +303,7 @@ mod tests {
             next: Some("edge-2".into()),
             known_since: time(0),
             site_label: Some("line".to_owned()),
+            version: Some("0.2.0".to_owned()),
         };
         let text = concat!(
             r#"{"items":[{"name":"edge-1","connected":true,"connectedSince":"1970-01-01T00:00:01Z","ready":true,"#,
@@ -307,11 +311,12 @@ mod tests {
             r#""disk":{"mountpoint":"/var","available":1,"capacity":2},"certificateUntil":"1970-01-01T00:00:02Z","#,
             r#""revoked":true,"tasks":0,"maxTasks":1,"downloads":[{"job":"uid","bytesPerSecond":7,"shared":true,"#,
             r#""heard":"1970-01-01T00:00:03Z"}]},{"name":"edge-2","connected":false,"ready":false}],"#,
-            r#""total":3,"connected":1,"next":"edge-2","knownSince":"1970-01-01T00:00:00Z","siteLabel":"line"}"#,
+            r#""total":3,"connected":1,"next":"edge-2","knownSince":"1970-01-01T00:00:00Z","siteLabel":"line","version":"0.2.0"}"#,
         );
         assert_eq!(serde_json::to_string(&list).unwrap(), text);
         assert_eq!(serde_json::from_str::<EdgeList>(text).unwrap(), list);
-        let of_before = text.replace(r#","siteLabel":"line""#, "");
-        assert_eq!(serde_json::from_str::<EdgeList>(&of_before).unwrap().site_label, None);
+        let of_before = text.replace(r#","siteLabel":"line","version":"0.2.0""#, "");
+        let list = serde_json::from_str::<EdgeList>(&of_before).unwrap();
+        assert_eq!((list.site_label, list.version), (None, None));
     }
 }

@@ -39,9 +39,9 @@ use crate::ui::command::UiArgs;
 Examples:
   kubectl prepull run harbor.example/shop/web:v2 -l site=factory --concurrency 10%
   kubectl prepull from -f app.yaml --apply-then
-  kubectl prepull status web-v2 --watch
-  kubectl prepull failures web-v2
-  kubectl prepull retry web-v2
+  kubectl prepull status spring --watch
+  kubectl prepull failures spring
+  kubectl prepull retry spring
 
 Exit status: 0 done, 1 failed, 2 wrong usage, 3 the time was over, 130 after Ctrl-C."
 )]

@@ -17,6 +17,7 @@ pub(crate) struct Cluster {
     client: Client,
     watching: Client,
     namespace: String,
+    system: String,
     place: Place,
 }
 
@@ -42,7 +43,8 @@ impl Cluster {
         of_watches.read_timeout = Some(WATCH_TIMEOUT);
         let watching = prepare(of_watches)?;
         let client = prepare(config)?;
-        Ok(Self { client, watching, namespace, place })
+        let system = global.system_namespace.clone();
+        Ok(Self { client, watching, namespace, system, place })
     }
 
     pub(crate) fn client(&self) -> Client {
@@ -56,6 +58,11 @@ impl Cluster {
 
     pub(crate) fn namespace(&self) -> &str {
         &self.namespace
+    }
+
+    /// The namespace of cloudcore-prepull.
+    pub(crate) fn system(&self) -> &str {
+        &self.system
     }
 
     pub(crate) fn place(&self) -> &Place {

@@ -6,17 +6,21 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Arg, ArgAction, Command, CommandFactory};
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, Secret};
 use kube::api::{Api, ListParams};
-use kube::{Resource, ResourceExt};
+use kube::config::Kubeconfig;
+use kube::{Client, Resource, ResourceExt};
 use prepull_api::crd::EDGE_LABEL;
 use prepull_api::crd::job::ImagePrePullJob;
+use prepull_api::edges::sites::SiteQuery;
 use serde::de::DeserializeOwned;
 
 use crate::cli::Cli;
 use crate::cluster::Cluster;
+use crate::commands::set;
+use crate::edges;
 use crate::output::print;
-use crate::session::GlobalArgs;
+use crate::session::{GlobalArgs, SYSTEM};
 
 /// The name by which kubectl calls this program for completion: a link to it.
 const PROGRAM: &str = "kubectl_complete-prepull";
@@ -34,6 +38,9 @@ enum Wanted {
     Words(Vec<(String, String)>),
     Job,
     Node,
+    Secret,
+    Site,
+    Context,
     File,
 }
 
@@ -49,8 +56,15 @@ pub(crate) async fn run(words: &[String]) -> anyhow::Result<()> {
     let (wanted, global) = wanted(&Cli::command(), words);
     let candidates = match wanted {
         Wanted::Words(words) => words,
-        Wanted::Job => names::<ImagePrePullJob>(&global, None).await,
-        Wanted::Node => names::<Node>(&global, Some(EDGE_LABEL)).await,
+        Wanted::Job => {
+            in_time(async { names(&Api::<ImagePrePullJob>::all(client(&global).await?), None).await }).await
+        }
+        Wanted::Node => {
+            in_time(async { names(&Api::<Node>::all(client(&global).await?), Some(EDGE_LABEL)).await }).await
+        }
+        Wanted::Secret => in_time(secrets(&global)).await,
+        Wanted::Site => in_time(sites(&global)).await,
+        Wanted::Context => contexts(&global),
         Wanted::File => return print(&format!("{FILES}\n")),
     };
     let typed = words.last().map(String::as_str).unwrap_or_default();
@@ -60,24 +74,47 @@ pub(crate) async fn run(words: &[String]) -> anyhow::Result<()> {
     print(&format!("{}\n", lines.chain([ONLY_THESE.to_owned()]).collect::<Vec<_>>().join("\n")))
 }
 
-async fn names<K>(global: &GlobalArgs, labelled: Option<&str>) -> Vec<(String, String)>
+/// What was found, as long as a person waits.
+async fn in_time(read: impl Future<Output = Option<Vec<String>>>) -> Vec<(String, String)> {
+    let found = tokio::time::timeout(PATIENCE, read).await.ok().flatten().unwrap_or_default();
+    found.into_iter().map(|name| (name, String::new())).collect()
+}
+
+async fn client(global: &GlobalArgs) -> Option<Client> {
+    Some(Cluster::connect(global).await.ok()?.client())
+}
+
+async fn names<K>(api: &Api<K>, labelled: Option<&str>) -> Option<Vec<String>>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
 {
-    let read = async {
-        let client = Cluster::connect(global).await.ok()?.client();
-        let mut asked = ListParams::default().limit(NAMES);
-        asked.label_selector = labelled.map(str::to_owned);
-        Some(Api::<K>::all(client).list_metadata(&asked).await.ok()?.items)
-    };
-    let found = tokio::time::timeout(PATIENCE, read).await.ok().flatten().unwrap_or_default();
-    found.iter().map(|object| (object.name_any(), String::new())).collect()
+    let mut asked = ListParams::default().limit(NAMES);
+    asked.label_selector = labelled.map(str::to_owned);
+    Some(api.list_metadata(&asked).await.ok()?.items.iter().map(ResourceExt::name_any).collect())
+}
+
+/// The Secrets of the namespace, by their names alone: their content isn't read.
+async fn secrets(global: &GlobalArgs) -> Option<Vec<String>> {
+    let cluster = Cluster::connect(global).await.ok()?;
+    names(&Api::<Secret>::namespaced(cluster.client(), cluster.namespace()), None).await
+}
+
+async fn sites(global: &GlobalArgs) -> Option<Vec<String>> {
+    let cluster = Cluster::connect(global).await.ok()?;
+    let list = edges::sites(&cluster, &SiteQuery::default()).await.ok()?;
+    Some(list.items.into_iter().map(|site| site.name).collect())
+}
+
+fn contexts(global: &GlobalArgs) -> Vec<(String, String)> {
+    let read = global.kubeconfig.as_ref().map_or_else(Kubeconfig::read, Kubeconfig::read_from);
+    let contexts = read.map(|file| file.contexts).unwrap_or_default();
+    contexts.into_iter().map(|context| (context.name, String::new())).collect()
 }
 
 /// What the last word may be, and the flags of the cluster among those before it.
 fn wanted(root: &Command, words: &[String]) -> (Wanted, GlobalArgs) {
     let globals: Vec<&Arg> = root.get_arguments().filter(|arg| arg.is_global_set()).collect();
-    let mut global = GlobalArgs::default();
+    let mut global = GlobalArgs { system_namespace: SYSTEM.to_owned(), ..GlobalArgs::default() };
     let (mut command, mut positionals) = (root, 0);
     let (typed, before) = match words.split_last() {
         Some((typed, before)) => (typed.as_str(), before),
@@ -114,9 +151,15 @@ fn wanted(root: &Command, words: &[String]) -> (Wanted, GlobalArgs) {
             let shown = command.get_subcommands().filter(|inner| !inner.is_hide_set());
             Wanted::Words(shown.map(|inner| (inner.get_name().to_owned(), help(inner.get_about()))).collect())
         }
-        None => command.get_positionals().nth(positionals).map_or(Wanted::Words(Vec::new()), of_argument),
+        None => of_positional(command, positionals).map_or(Wanted::Words(Vec::new()), of_argument),
     };
     (wanted, global)
+}
+
+/// The positional argument of this number. The last one may take several words.
+fn of_positional(command: &Command, number: usize) -> Option<&Arg> {
+    let last = command.get_positionals().last().filter(|last| matches!(last.get_action(), ArgAction::Append));
+    command.get_positionals().nth(number).or(last)
 }
 
 fn flags<'a>(command: &'a Command, globals: &[&'a Arg]) -> impl Iterator<Item = &'a Arg> {
@@ -140,6 +183,7 @@ fn keep(global: &mut GlobalArgs, flag: &Arg, value: &str) {
         "kubeconfig" => global.kubeconfig = Some(value.into()),
         "context" => global.context = Some(value.to_owned()),
         "namespace" => global.namespace = Some(value.to_owned()),
+        "system_namespace" => value.clone_into(&mut global.system_namespace),
         _ => {}
     }
 }
@@ -149,7 +193,11 @@ fn of_argument(argument: &Arg) -> Wanted {
     match argument.get_id().as_str() {
         "job" => Wanted::Job,
         "node" | "nodes" => Wanted::Node,
-        "kubeconfig" | "filename" => Wanted::File,
+        "secret" => Wanted::Secret,
+        "site" => Wanted::Site,
+        "context" => Wanted::Context,
+        "settings" => Wanted::Words(set::keys().map(|key| (format!("{key}="), String::new())).collect()),
+        "kubeconfig" | "filename" | "secrets_from" => Wanted::File,
         _ => {
             let values = argument.get_possible_values();
             Wanted::Words(
@@ -185,6 +233,7 @@ mod tests {
         assert!(has("status web -o ", "json") && has("status --output ", "wide"));
         assert!(!has("status web ", "status"));
         assert!(has("completion ", "zsh"));
+        assert!(has("set web ", "rate=") && has("set web rate=2Mi ", "window="));
     }
 
     #[test]
@@ -196,6 +245,11 @@ mod tests {
             ("retry ", Wanted::Job),
             ("run nginx --node ", Wanted::Node),
             ("from -f ", Wanted::File),
+            ("allow ", Wanted::Secret),
+            ("run nginx --secret ", Wanted::Secret),
+            ("rates ", Wanted::Site),
+            ("sites ", Wanted::Site),
+            ("status --context ", Wanted::Context),
             ("status --kubeconfig ", Wanted::File),
             ("status web x", Wanted::Words(Vec::new())),
         ] {

@@ -1,7 +1,6 @@
 //! The edges, as the leader lists them: read through the API server's proxy, page by page.
 
 use anyhow::{Context, anyhow};
-use clap::Args;
 use futures::Stream;
 use futures::stream::try_unfold;
 use http::Request;
@@ -21,71 +20,49 @@ const PAGE: usize = 1_000;
 /// The Service at which edges dial in, which every version has.
 pub(crate) const DOOR: &str = "cloudcore-prepull";
 
-/// The usual namespace of cloudcore-prepull.
-pub(crate) const SYSTEM: &str = "prepull-system";
-
-#[derive(Clone, Debug, Args)]
-pub(crate) struct SystemArgs {
-    /// Namespace of cloudcore-prepull.
-    #[arg(long, value_name = "NAME", default_value = SYSTEM)]
-    pub(crate) system_namespace: String,
-}
-
 /// Reads the edges that the query asks for, one page after another.
-pub(crate) fn pages(
-    cluster: &Cluster,
-    system: &SystemArgs,
-    query: EdgeQuery,
-) -> impl Stream<Item = anyhow::Result<EdgeList>> {
+pub(crate) fn pages(cluster: &Cluster, query: EdgeQuery) -> impl Stream<Item = anyhow::Result<EdgeList>> {
     // The state is the query for the next page; `None` after the last one.
     try_unfold(Some(EdgeQuery { limit: Some(PAGE), ..query }), move |query| async move {
         let Some(query) = query else { return Ok(None) };
-        let page = page(cluster, system, &query).await?;
+        let page = page(cluster, &query).await?;
         let next = page.next.clone().map(|after| EdgeQuery { after: Some(after), ..query });
         Ok(Some((page, next)))
     })
 }
 
 /// Reads one edge, and since when the leader knows connections. None if no edge has this name.
-pub(crate) async fn one(
-    cluster: &Cluster,
-    system: &SystemArgs,
-    name: &str,
-) -> anyhow::Result<(Option<Edge>, jiff::Timestamp)> {
+pub(crate) async fn one(cluster: &Cluster, name: &str) -> anyhow::Result<(Option<Edge>, jiff::Timestamp)> {
     let query = EdgeQuery { names: vec![NodeName::from(name)], ..EdgeQuery::default() };
-    let mut page = page(cluster, system, &query).await?;
+    let mut page = page(cluster, &query).await?;
     Ok((page.items.pop(), page.known_since.0))
 }
 
 /// Reads since when there is the leader of now.
-pub(crate) async fn led_since(cluster: &Cluster, system: &SystemArgs) -> anyhow::Result<jiff::Timestamp> {
+pub(crate) async fn led_since(cluster: &Cluster) -> anyhow::Result<jiff::Timestamp> {
     let query = EdgeQuery { limit: Some(1), ..EdgeQuery::default() };
-    Ok(page(cluster, system, &query).await?.known_since.0)
+    Ok(page(cluster, &query).await?.known_since.0)
 }
 
 /// Reads by which label of their Nodes the leader groups edges into sites. None if it cannot be read, or the leader is too
 /// old to tell.
-pub(crate) async fn site_label(cluster: &Cluster, system: &SystemArgs) -> Option<String> {
+pub(crate) async fn site_label(cluster: &Cluster) -> Option<String> {
     let query = EdgeQuery { limit: Some(1), ..EdgeQuery::default() };
-    page(cluster, system, &query).await.ok()?.site_label
+    page(cluster, &query).await.ok()?.site_label
 }
 
 /// Reads what sites do now.
-pub(crate) async fn sites(
-    cluster: &Cluster,
-    system: &SystemArgs,
-    query: &SiteQuery,
-) -> anyhow::Result<SiteList> {
-    read(cluster, system, &query.to_path()).await
+pub(crate) async fn sites(cluster: &Cluster, query: &SiteQuery) -> anyhow::Result<SiteList> {
+    read(cluster, &query.to_path()).await
 }
 
-async fn page(cluster: &Cluster, system: &SystemArgs, query: &EdgeQuery) -> anyhow::Result<EdgeList> {
-    read(cluster, system, &query.to_path()).await
+async fn page(cluster: &Cluster, query: &EdgeQuery) -> anyhow::Result<EdgeList> {
+    read(cluster, &query.to_path()).await
 }
 
 /// Reads a document of the leader.
-async fn read<T: DeserializeOwned>(cluster: &Cluster, system: &SystemArgs, path: &str) -> anyhow::Result<T> {
-    let namespace = &system.system_namespace;
+async fn read<T: DeserializeOwned>(cluster: &Cluster, path: &str) -> anyhow::Result<T> {
+    let namespace = cluster.system();
     let path = format!("/api/v1/namespaces/{namespace}/services/{SERVICE}/proxy{path}");
     let request = Request::get(path).body(Vec::new()).context("the edges cannot be asked for")?;
     let error = match cluster.client().request::<T>(request).await {

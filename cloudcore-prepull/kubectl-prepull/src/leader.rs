@@ -49,13 +49,13 @@ pub(crate) fn judge(lease: &Lease, now: Timestamp) -> Result<String, Leaderless>
 }
 
 /// Looks whether a replica leads. None if one does, if there is no Lease, and for those who may not read it.
-pub(crate) async fn look(cluster: &Cluster, namespace: &str) -> Option<Leaderless> {
-    ask(cluster, namespace).await.ok()?
+pub(crate) async fn look(cluster: &Cluster) -> Option<Leaderless> {
+    ask(cluster).await.ok()?
 }
 
 /// The same, and an error if the API server can't be asked.
-async fn ask(cluster: &Cluster, namespace: &str) -> anyhow::Result<Option<Leaderless>> {
-    let lease = Api::<Lease>::namespaced(cluster.client(), namespace).get_opt(DOOR).await;
+async fn ask(cluster: &Cluster) -> anyhow::Result<Option<Leaderless>> {
+    let lease = Api::<Lease>::namespaced(cluster.client(), cluster.system()).get_opt(DOOR).await;
     match lease {
         Ok(lease) => Ok(lease.and_then(|lease| judge(&lease, Timestamp::now()).err())),
         Err(error) => {
@@ -67,15 +67,12 @@ async fn ask(cluster: &Cluster, namespace: &str) -> anyhow::Result<Option<Leader
 }
 
 /// Looks again and again. An error says that the API server isn't heard: a watch takes minutes to notice that.
-pub(crate) fn looks(
-    cluster: &Cluster,
-    namespace: &str,
-) -> impl Stream<Item = anyhow::Result<Option<Leaderless>>> {
+pub(crate) fn looks(cluster: &Cluster) -> impl Stream<Item = anyhow::Result<Option<Leaderless>>> {
     unfold(false, move |waits| async move {
         if waits {
             tokio::time::sleep(LOOK).await;
         }
-        Some((ask(cluster, namespace).await, true))
+        Some((ask(cluster).await, true))
     })
 }
 

@@ -3,6 +3,7 @@
 mod course;
 mod nodes;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -19,6 +20,7 @@ use prepull_api::download::Deltas;
 use prepull_api::image::Reference;
 use prepull_api::selector::Selector;
 use prepull_api::task::PullPolicy;
+use serde_json::{Value, json};
 
 use crate::window::Window;
 pub(crate) use course::{Concurrency, CourseArgs, PaceArgs, SecretName, parse_deltas};
@@ -31,6 +33,8 @@ pub(crate) const CAREFUL_WAVES: [&str; 3] = ["1", "10%", "100%"];
 const LONGEST_NAME: usize = 63;
 /// Digits of a digest that tell images apart.
 const DIGEST_DIGITS: usize = 12;
+/// Digits of a digest that tell jobs of the same image name apart. Two that have the same are refused, not mixed up.
+const NAME_DIGITS: usize = 6;
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Order {
@@ -77,6 +81,26 @@ pub(crate) struct Order {
 }
 
 impl Order {
+    /// Names the job as the flag says, or else by the base and a digest of what it does on which nodes: the same command names the
+    /// same job, and another registry or other nodes another one. Settings are not in it, since they may change.
+    pub(crate) fn named(mut self, flag: Option<&String>, base: &str) -> Self {
+        self.name = flag.cloned().unwrap_or_else(|| {
+            let sorted = |texts: &[String]| texts.iter().cloned().collect::<BTreeSet<_>>();
+            let nodes = if self.nodes.is_empty() { json!(self.selector) } else { json!(sorted(&self.nodes)) };
+            let always = self.always.as_deref().map(sorted);
+            let work = json!([sorted(&self.images), always, nodes, self.removal, self.upgrade]);
+            let base = sanitized(base, LONGEST_NAME - NAME_DIGITS - 1);
+            format!("{base}-{}", &hex_digest(&work)[..NAME_DIGITS])
+        });
+        self
+    }
+
+    /// Tells orders apart, also those whose jobs have the same name.
+    pub(crate) fn digest(&self) -> String {
+        // The percentage, and not what it comes to at the moment.
+        hex_digest(&json!([self.job(0).spec, format!("{:?}", self.concurrency)]))
+    }
+
     /// Adds what the flags say. Secrets without a namespace are in this one.
     pub(crate) fn with_course(mut self, course: &CourseArgs, namespace: &str) -> Self {
         let CourseArgs { secret, registry_secret, pace, rate, max_site_rate, share, deltas, retries } =
@@ -252,9 +276,15 @@ fn edge_requirement() -> LabelSelectorRequirement {
     LabelSelectorRequirement { key: EDGE_LABEL.to_owned(), operator: "Exists".to_owned(), values: None }
 }
 
-/// The name of a job for an image: that of the workload, or of the image, with the tag or the beginning of the digest.
-pub(crate) fn job_name(workload: Option<&str>, image: &str) -> String {
-    let Ok(reference) = Reference::parse(image) else { return sanitized(image) };
+fn hex_digest(value: &Value) -> String {
+    let digest = ring::digest::digest(&ring::digest::SHA256, value.to_string().as_bytes());
+    prepull_api::enroll::hex(digest.as_ref())
+}
+
+/// How the name of a job for an image begins: with that of the workload, or of the image, and the tag or the beginning of the
+/// digest.
+pub(crate) fn name_base(workload: Option<&str>, image: &str) -> String {
+    let Ok(reference) = Reference::parse(image) else { return image.to_owned() };
     let repository = reference.repository();
     let base = workload.unwrap_or_else(|| repository.rsplit('/').next().unwrap_or(repository));
     let version = match (reference.tag(), reference.digest()) {
@@ -262,13 +292,13 @@ pub(crate) fn job_name(workload: Option<&str>, image: &str) -> String {
         (None, Some(digest)) => digest.split(':').nth(1).map(|hex| hex.chars().take(DIGEST_DIGITS).collect()),
         (None, None) => None,
     };
-    sanitized(&version.map_or_else(|| base.to_owned(), |version| format!("{base}-{version}")))
+    version.map_or_else(|| base.to_owned(), |version| format!("{base}-{version}"))
 }
 
 /// The text as a name of an object: lower-case letters, digits, `-` and `.`, with a letter or a digit at both ends.
-fn sanitized(text: &str) -> String {
+fn sanitized(text: &str, longest: usize) -> String {
     let fits = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c.to_ascii_lowercase() } else { '-' };
-    let name: String = text.chars().map(fits).take(LONGEST_NAME).collect();
+    let name: String = text.chars().map(fits).take(longest).collect();
     // Between dots, too, a name begins and ends with a letter or a digit.
     let parts = name.split('.').map(|part| part.trim_matches('-')).filter(|part| !part.is_empty());
     parts.collect::<Vec<_>>().join(".")
@@ -291,11 +321,42 @@ mod tests {
             ),
             ("r.io/app:v1.-x", "app-v1.x"),
         ] {
-            assert_eq!(job_name(None, image), name);
+            assert_eq!(sanitized(&name_base(None, image), LONGEST_NAME), name);
         }
-        assert_eq!(job_name(Some("frontend"), "r.io/web:v2"), "frontend-v2");
-        let long = job_name(None, &format!("r.io/{}:v1", "a".repeat(100)));
-        assert_eq!(long.len(), LONGEST_NAME);
+        assert_eq!(name_base(Some("frontend"), "r.io/web:v2"), "frontend-v2");
+        let long = name_base(None, &format!("r.io/{}:v1", "a".repeat(100)));
+        assert_eq!(Order::default().named(None, &long).name.len(), LONGEST_NAME);
+    }
+
+    #[test]
+    fn a_default_name_tells_work_apart() {
+        let texts = |texts: &[&str]| texts.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let order = || Order { images: texts(&["r.io/web:v1", "nginx:1"]), ..Order::default() };
+        let name = |order: Order| order.named(None, "web-v1").name;
+        let first = name(order());
+        assert!(first.starts_with("web-v1-") && first.len() == "web-v1-".len() + NAME_DIGITS, "{first}");
+        for same in [
+            Order { images: texts(&["nginx:1", "r.io/web:v1"]), ..order() },
+            Order { rate: Some("1Mi".to_owned()), secret: Some("shop/harbor".to_owned()), ..order() },
+        ] {
+            assert_eq!(name(same), first);
+        }
+        let digests = [
+            Order { images: texts(&["mirror.local/web:v1", "nginx:1"]), ..order() },
+            Order { images: texts(&["r.io/web:v1", "nginx:2"]), ..order() },
+            Order { nodes: texts(&["edge-1"]), ..order() },
+            Order { selector: edge_selector(), ..order() },
+            Order { always: Some(Vec::new()), ..order() },
+            Order { upgrade: Some(UpgradeSpec::default()), ..order() },
+            order(),
+        ];
+        let names: BTreeSet<_> = digests.into_iter().map(name).collect();
+        assert_eq!(names.len(), 7);
+        assert_eq!(order().named(Some(&"spring".to_owned()), "web-v1").name, "spring");
+        // As the README has it.
+        let minimal = Order { images: texts(&["nginx:1.25"]), selector: edge_selector(), ..Order::default() };
+        let name = minimal.named(None, "nginx-1.25").name;
+        assert!(include_str!("../../../README.md").contains(&format!("failures {name} ")), "{name}");
     }
 
     #[test]

@@ -9,7 +9,6 @@ use prepull_api::crd::GROUP;
 use prepull_api::edges::SERVICE;
 
 use crate::cluster::Cluster;
-use crate::edges::SystemArgs;
 
 pub(crate) struct Right {
     verb: &'static str,
@@ -107,8 +106,8 @@ impl Right {
     }
 }
 
-pub(crate) async fn missing(cluster: &Cluster, system: &SystemArgs) -> anyhow::Result<Vec<&'static Right>> {
-    let answers = join_all(RIGHTS.iter().map(|right| has(cluster, system, right))).await;
+pub(crate) async fn missing(cluster: &Cluster) -> anyhow::Result<Vec<&'static Right>> {
+    let answers = join_all(RIGHTS.iter().map(|right| has(cluster, right))).await;
     let mut missing = Vec::new();
     for (right, has) in RIGHTS.iter().zip(answers) {
         if !has? {
@@ -118,9 +117,9 @@ pub(crate) async fn missing(cluster: &Cluster, system: &SystemArgs) -> anyhow::R
     Ok(missing)
 }
 
-pub(crate) async fn has(cluster: &Cluster, system: &SystemArgs, right: &Right) -> anyhow::Result<bool> {
+pub(crate) async fn has(cluster: &Cluster, right: &Right) -> anyhow::Result<bool> {
     let reviews: Api<SelfSubjectAccessReview> = Api::all(cluster.client());
-    let answer = reviews.create(&PostParams::default(), &right.review(&system.system_namespace)).await?;
+    let answer = reviews.create(&PostParams::default(), &right.review(cluster.system())).await?;
     Ok(answer.status.is_some_and(|status| status.allowed))
 }
 

@@ -76,8 +76,8 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<Ended> {
         Command::Why(args) => commands::why::run(session, &cluster, &args).await,
         Command::Ui(args) => return Box::pin(ui::command::run(session, cluster, &args)).await,
         Command::Tokens(args) => commands::tokens::run(session, &cluster, args).await,
-        Command::Node(args) => commands::node::run(&cluster, args).await,
-        Command::Check(args) => commands::check::run(session, &cluster, &args).await,
+        Command::Node(args) => commands::node::run(session, &cluster, args).await,
+        Command::Check(_) => commands::check::run(session, &cluster).await,
         Command::Completion(_) | Command::Delta(_) => Ok(Ended::Done), // ran above, without a cluster
     };
     outcome.map_err(|error| problem::explain(error, cluster.place()))

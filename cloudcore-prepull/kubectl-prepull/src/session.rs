@@ -9,6 +9,9 @@ use serde::Serialize;
 use crate::output::{Format, Output, print, print_object};
 use crate::screen::Screen;
 
+/// The usual namespace of cloudcore-prepull.
+pub(crate) const SYSTEM: &str = "prepull-system";
+
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct GlobalArgs {
     /// Namespace of what the command names, where that has one [default: that of the context].
@@ -17,6 +20,9 @@ pub(crate) struct GlobalArgs {
     /// Context of the kubeconfig [default: the current one].
     #[arg(long, global = true, value_name = "NAME")]
     pub(crate) context: Option<String>,
+    /// Namespace of cloudcore-prepull.
+    #[arg(long, global = true, value_name = "NAME", default_value = SYSTEM)]
+    pub(crate) system_namespace: String,
     /// Kubeconfig file [default: $KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod].
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) kubeconfig: Option<PathBuf>,

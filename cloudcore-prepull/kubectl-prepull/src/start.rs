@@ -1,5 +1,6 @@
 //! Makes a job and follows it, as `run`, `from`, `remove` and `upgrade` do.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -11,10 +12,11 @@ use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::task::NodeName;
 use prepull_api::task::PullPolicy;
 use prepull_engine::prepull::validate::validate;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::amounts::{count, duration};
 use crate::cluster::Cluster;
+use crate::commands::set::is_setting;
 use crate::order::Order;
 use crate::output::print_changed;
 use crate::problem::{MissingRight, WrongUsage, note};
@@ -86,8 +88,12 @@ fn is_taken(error: &anyhow::Error) -> bool {
     problem::answer(error).is_some_and(|answer| answer.code == 409 && answer.reason == "AlreadyExists")
 }
 
-/// Fails unless the job that is there does what this one asks for. A pipeline that runs twice follows the one job.
-fn same(there: &ImagePrePullJob, wanted: &ImagePrePullJob) -> anyhow::Result<()> {
+/// An annotation with the digest of the order of a job, by which the same command knows it after `set` has changed it.
+const ORDER: &str = "prepull.kubeedge.io/order";
+
+/// What the job is that is there, if it does what this one asks for, and fails otherwise. A pipeline that runs twice follows the one
+/// job, with the settings that it has by then.
+fn same(there: &ImagePrePullJob, wanted: &ImagePrePullJob) -> anyhow::Result<String> {
     let name = there.name_any();
     let [before, after] = [there, wanted].map(|job| {
         let mut spec = job.spec.clone();
@@ -102,13 +108,24 @@ fn same(there: &ImagePrePullJob, wanted: &ImagePrePullJob) -> anyhow::Result<()>
     if there.spec.cancel {
         bail!("there is a job {name} already, and it was cancelled: {how}");
     }
+    let [ordered, orders] = [there, wanted].map(|job| job.annotations().get(ORDER));
+    if !fields.is_empty()
+        && fields.iter().all(|path| is_setting(path))
+        && ordered.is_some()
+        && ordered == orders
+    {
+        return Ok(format!(
+            "is there already, with settings that were changed since ({})",
+            fields.join(", ")
+        ));
+    }
     if !fields.is_empty() {
         bail!(
             "there is a job {name} already, with another spec ({}): `kubectl prepull set {name}` changes its settings, {how}",
             fields.join(", ")
         );
     }
-    Ok(())
+    Ok("is there already, with the same spec".to_owned())
 }
 
 /// Fails for a job that has ended, if the registry may have another image under one of its names by now: the pods ask for that.
@@ -134,9 +151,9 @@ fn refuse_old_success(there: &ImagePrePullJob) -> anyhow::Result<()> {
 /// The paths of the fields that are not the same.
 fn differing(one: &Value, other: &Value, path: &str, found: &mut Vec<String>) {
     match (one, other) {
-        (Value::Object(some), Value::Object(others)) => {
-            let fields: std::collections::BTreeSet<_> = some.keys().chain(others.keys()).collect();
-            for field in fields {
+        (Value::Object(_), Value::Object(_) | Value::Null) | (Value::Null, Value::Object(_)) => {
+            let fields = [one, other].into_iter().filter_map(Value::as_object).flat_map(Map::keys);
+            for field in fields.collect::<BTreeSet<_>>() {
                 differing(&one[field], &other[field], &format!("{path}.{field}"), found);
             }
         }
@@ -179,6 +196,7 @@ pub(crate) async fn start(
     }
     let name = job.name_any();
     job.spec.ttl_seconds_after_finished.get_or_insert(TTL_SECONDS);
+    job.annotations_mut().insert(ORDER.to_owned(), order.digest());
     let (job, what) = match jobs::create(cluster, &job).await {
         Ok(created) => (created, made(&job)),
         Err(error) if is_taken(&error) => {
@@ -188,9 +206,9 @@ pub(crate) async fn start(
                 let before = &there.spec.image_pre_pull_template;
                 job.spec.image_pre_pull_template.concurrency = before.concurrency;
             }
-            same(&there, &job)?;
+            let what = same(&there, &job)?;
             refuse_old_success(&there)?;
-            (there, "is there already, with the same spec".to_owned())
+            (there, what)
         }
         Err(error) => return Err(error),
     };
@@ -249,17 +267,36 @@ mod tests {
         };
         let wanted = job(json!(["a:1"]), json!({}));
         let said = |there: ImagePrePullJob| same(&there, &wanted).map_err(|error| error.to_string());
-        assert_eq!(said(wanted.clone()), Ok(()));
+        let follows = Ok("is there already, with the same spec".to_owned());
+        assert_eq!(said(wanted.clone()), follows);
         assert_eq!(
             said(job(json!(["a:1"]), json!({"retry": 2, "recheck": 1, "suspend": true, "pause": true}))),
-            Ok(())
+            follows
         );
         let other = said(job(json!(["a:2"]), json!({"download": {"maxRate": "1Mi"}}))).unwrap_err();
-        let fields = "(spec.download, spec.imagePrePullTemplate.images)";
+        let fields = "(spec.download.maxRate, spec.imagePrePullTemplate.images)";
         assert!(other.contains(fields) && other.contains("kubectl prepull set web"), "{other}");
         assert!(said(job(json!(["a:1"]), json!({"cancel": true}))).unwrap_err().contains("was cancelled"));
         let text = "created, for 1 node, 1 node at a time; deleted 0s after its end";
         assert_eq!(made(&wanted), text);
+    }
+
+    #[test]
+    fn changed_settings_are_followed_in_the_same_order() {
+        let job = |order: &str, more: Value| {
+            let mut spec = json!({"imagePrePullTemplate": {"images": ["a:1"], "nodeNames": ["edge-1"]}});
+            json_patch(&mut spec, &more);
+            let mut job = ImagePrePullJob::new("web", serde_json::from_value(spec).unwrap());
+            job.annotations_mut().insert(ORDER.to_owned(), order.to_owned());
+            job
+        };
+        let slower = json!({"download": {"maxRate": "1Mi"}, "rollout": {"steps": ["5%"]}});
+        let said = |there| same(&there, &job("1", json!({}))).map_err(|error| error.to_string());
+        let fields = "(spec.download.maxRate, spec.rollout.pauseSeconds, spec.rollout.steps)";
+        assert!(said(job("1", slower.clone())).unwrap().contains(fields));
+        assert!(said(job("2", slower)).unwrap_err().contains(fields));
+        let other = json!({"imagePrePullTemplate": {"images": ["a:2"], "nodeNames": ["edge-1"]}});
+        assert!(said(job("1", other)).unwrap_err().contains("imagePrePullTemplate.images"));
     }
 
     #[test]

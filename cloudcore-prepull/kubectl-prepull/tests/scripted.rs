@@ -119,14 +119,14 @@ fn refusals_are_one_sentence_with_remedy() {
         r#"{"kind": "Status", "status": "Failure", "code": 422, "reason": "Invalid", "message": "ImagePrePullJob \"web\" is invalid",
         "details": {"causes": [{"reason": "FieldValueInvalid", "field": "spec.retry", "message": "Invalid value: 2000"}]}}"#
     )
-    .refuses("run nginx --node e", "job nginx cannot be made: correct spec.retry: Invalid value: 2000");
+    .refuses("run nginx --name nginx --node e", "job nginx cannot be made: correct spec.retry: Invalid value: 2000");
     answers!(
         403,
         r#"{"kind": "Status", "status": "Failure", "code": 403, "reason": "Forbidden",
         "message": "imageprepulljobs \"web\" is forbidden: exceeded quota: team, requested: count/jobs=1"}"#
     )
     .refuses(
-        "run nginx --node e",
+        "run nginx --name nginx --node e",
         "job nginx cannot be made: the quota is used up: team, requested: count/jobs=1",
     );
     answers!(

@@ -40,11 +40,9 @@ pub(crate) async fn run(
 ) -> anyhow::Result<()> {
     let at = Installation { client, namespace: namespace.to_owned(), tokens: TOKENS, nodes: NODES };
     match command {
-        NodeCommand::List => {
-            write!(out, "{}", list(&at).await?)?;
-            Ok(())
-        }
-        NodeCommand::Revoke(args) => revoke(args, &at, out).await,
-        NodeCommand::Allow(args) => allow(args, &at, out).await,
+        NodeCommand::List => write!(out, "{}", list(&at).await?)?,
+        NodeCommand::Revoke(args) => writeln!(out, "{}", revoke(args, &at).await?)?,
+        NodeCommand::Allow(args) => writeln!(out, "{}", allow(args, &at).await?)?,
     }
+    Ok(())
 }

@@ -50,12 +50,9 @@ pub(crate) async fn run(
                 Ok(stored.rotation.set.signer().fingerprint())
             };
             create(args, &at, first_ca, out, hints).await?;
-            Ok(())
         }
-        TokenCommand::List => {
-            write!(out, "{}", render_table(&list(&at).await?))?;
-            Ok(())
-        }
-        TokenCommand::Revoke(args) => revoke(args, &at, out).await,
+        TokenCommand::List => write!(out, "{}", render_table(&list(&at).await?))?,
+        TokenCommand::Revoke(args) => writeln!(out, "token {} revoked", revoke(args, &at).await?)?,
     }
+    Ok(())
 }

@@ -173,6 +173,7 @@ impl Directory {
             next: None,
             known_since: Time(known_since),
             site_label: Some(site_label.to_owned()),
+            version: Some(env!("CARGO_PKG_VERSION").to_owned()),
         };
         let all = self.all.lock();
         for node in nodes {

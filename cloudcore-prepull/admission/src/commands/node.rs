@@ -1,7 +1,6 @@
 //! Nodes and their keys: list, revoke and allow.
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::time::SystemTime;
 
 use anyhow::{Context, bail, ensure};
@@ -62,8 +61,8 @@ pub async fn list(at: &Installation) -> anyhow::Result<String> {
     Ok(render_table(&listed))
 }
 
-/// Revokes a node, and prints that.
-pub async fn revoke(args: RevokeArgs, at: &Installation, out: &mut (dyn Write + Send)) -> anyhow::Result<()> {
+/// Revokes a node. Returns a sentence that says so.
+pub async fn revoke(args: RevokeArgs, at: &Installation) -> anyhow::Result<String> {
     let (RevokeArgs { node, unknown }, records) = (args, records(at));
     ensure!(
         unknown || !records.get(&node).await?.is_empty() || exists(at.client.clone(), &node).await?,
@@ -73,23 +72,20 @@ pub async fn revoke(args: RevokeArgs, at: &Installation, out: &mut (dyn Write + 
     );
     let now = humantime::format_rfc3339_micros(SystemTime::now()).to_string();
     let (before, _) = records.change(&node, &Change::Revoke { at: now }).await?;
-    match before.revoked {
-        Some(old) if !old.rejoined => writeln!(out, "node {node} has been revoked before ({})", old.at)?,
-        _ => writeln!(
-            out,
-            "node {node} revoked: its session ends within seconds, and its certificates are refused"
-        )?,
-    }
-    Ok(())
+    Ok(match before.revoked {
+        Some(old) if !old.rejoined => format!("node {node} has been revoked before ({})", old.at),
+        _ => {
+            format!("node {node} revoked: its session ends within seconds, and its certificates are refused")
+        }
+    })
 }
 
-/// Takes a revocation back, and prints that.
-pub async fn allow(args: AllowArgs, at: &Installation, out: &mut (dyn Write + Send)) -> anyhow::Result<()> {
+/// Takes a revocation back. Returns a sentence that says so.
+pub async fn allow(args: AllowArgs, at: &Installation) -> anyhow::Result<String> {
     let AllowArgs { node, old_keys } = args;
     let (before, _) = records(at).change(&node, &Change::Allow { old_keys }).await?;
     let Some(revoked) = before.revoked else { bail!("node {node} is not revoked") };
-    writeln!(out, "node {node} allowed: the revocation of {} is taken back", revoked.at)?;
-    Ok(())
+    Ok(format!("node {node} allowed: the revocation of {} is taken back", revoked.at))
 }
 
 fn records(at: &Installation) -> Records {

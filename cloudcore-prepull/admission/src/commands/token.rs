@@ -109,16 +109,15 @@ pub async fn list(at: &Installation) -> anyhow::Result<Vec<ListedToken>> {
     Ok(tokens(at).list(SystemTime::now()).await?)
 }
 
-/// Revokes a token, and prints that.
-pub async fn revoke(args: RevokeArgs, at: &Installation, out: &mut (dyn Write + Send)) -> anyhow::Result<()> {
+/// Revokes a token. Returns its ID.
+pub async fn revoke(args: RevokeArgs, at: &Installation) -> anyhow::Result<String> {
     // The whole token is accepted in place of its ID.
     let id = args.id.parse::<JoinToken>().map_or(args.id, |token| token.id);
     // The error does not quote the text, which may contain a secret.
     let is_id = id.len() == TOKEN_ID_LEN && id.chars().all(|c| matches!(c, '0'..='9' | 'a'..='f'));
     ensure!(is_id, "not the ID of a token: {TOKEN_ID_LEN} hex digits, as `{} list` shows", at.tokens);
     tokens(at).revoke(&id).await?;
-    writeln!(out, "token {id} revoked")?;
-    Ok(())
+    Ok(id)
 }
 
 fn tokens(at: &Installation) -> Tokens {

@@ -13,7 +13,6 @@ use serde_json::{Value, json};
 
 use crate::cluster::Cluster;
 use crate::order::SecretName;
-use crate::output::print;
 use crate::problem::{self, MissingRight, WrongUsage};
 use crate::screen::tame;
 use crate::session::{Ended, Session};
@@ -51,18 +50,24 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &AllowArgs) 
         bail!("there is no secret {secret}: --namespace names another namespace")
     };
     let patch = consent(&found.metadata, &args.users, &args.hosts);
-    let Some(patch) = patch.with_context(|| format!("secret {secret}"))? else {
-        let asked: Vec<_> = args.users.iter().chain(&args.hosts).map(String::as_str).collect();
-        print(&format!("secret {secret} allows {} already\n", asked.join(", ")))?;
-        return Ok(Ended::Done);
+    let patch = patch.with_context(|| format!("secret {secret}"))?;
+    let is_allowed = patch.is_none();
+    let after = match patch {
+        None => found,
+        Some(patch) => {
+            let changed = api.patch_metadata(name, &PatchParams::default(), &Patch::Merge(patch)).await;
+            let changed = changed.with_context(|| format!("secret {secret} cannot be changed"));
+            changed.map_err(|error| of_owner(error, &secret))?
+        }
     };
-    let changed = api.patch_metadata(name, &PatchParams::default(), &Patch::Merge(patch)).await;
-    let changed = changed.with_context(|| format!("secret {secret} cannot be changed"));
-    let changed = changed.map_err(|error| of_owner(error, &secret))?;
-    let text = |key| changed.annotations().get(key).cloned().unwrap_or_default();
+    let text = |key| after.annotations().get(key).cloned().unwrap_or_default();
     let (users, hosts) = (text(ALLOW), text(ALLOW_HOSTS));
     let object = json!({"secret": secret, "allow": users, "allowHosts": hosts});
     session.print(&object, [format!("secret/{name}")], |_| {
+        if is_allowed {
+            let asked: Vec<_> = args.users.iter().chain(&args.hosts).map(String::as_str).collect();
+            return format!("secret {secret} allows {} already\n", asked.join(", "));
+        }
         let at = if hosts.is_empty() { String::new() } else { format!(", by * at {}", tame(&hosts)) };
         let users = if users.is_empty() { "no job".to_owned() } else { tame(&users) };
         format!("secret {secret} now allows {users}{at}\n")

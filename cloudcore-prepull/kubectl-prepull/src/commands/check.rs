@@ -12,7 +12,6 @@ use jiff::Timestamp;
 
 use crate::checklist::{Mark, lines};
 use crate::cluster::Cluster;
-use crate::edges::SystemArgs;
 use crate::output::Output;
 use crate::problem::WrongUsage;
 use crate::screen::{Screen, Tone, wrap};
@@ -32,16 +31,13 @@ Examples:
   kubectl prepull check -o json | jq '.sections[].points[] | select(.mark == \"bad\")'
 
 Exit status: 0, or 1 if something is wrong (✗).")]
-pub(crate) struct CheckArgs {
-    #[command(flatten)]
-    system: SystemArgs,
-}
+pub(crate) struct CheckArgs {}
 
-pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &CheckArgs) -> anyhow::Result<Ended> {
+pub(crate) async fn run(session: &Session, cluster: &Cluster) -> anyhow::Result<Ended> {
     if session.global.output == Some(Output::Name) {
         bail!(WrongUsage("-o name: what is checked has no names; there are json and yaml".to_owned()));
     }
-    let checked = judge(&facts::read(cluster, &args.system).await?, Timestamp::now());
+    let checked = judge(&facts::read(cluster).await?, Timestamp::now());
     session.print(&checked, [], |_| render(&checked, session.screen))?;
     Ok(if checked.wrong == 0 { Ended::Done } else { Ended::Failed })
 }

@@ -16,7 +16,7 @@ use tokio::io::AsyncWriteExt;
 
 use crate::amounts::{count, listed};
 use crate::cluster::Cluster;
-use crate::order::{ChosenNodes, CourseArgs, Order, edge_selector, job_name};
+use crate::order::{ChosenNodes, CourseArgs, Order, edge_selector, name_base};
 use crate::pages::pages;
 use crate::problem::{self, WrongUsage};
 use crate::session::{Ended, GlobalArgs, Session};
@@ -51,7 +51,7 @@ pub(crate) struct FromArgs {
     /// File with the workloads, or - for standard input.
     #[arg(short, long, value_name = "FILE")]
     filename: Option<String>,
-    /// Name of the job [default: those of namespace and workload, with the tag of the first image].
+    /// Name of the job [default: those of namespace and workload, the tag of the first image, and a digest of images and nodes].
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
     /// The nodes [default: those of the workload].
@@ -92,18 +92,13 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &FromArgs) -
         problem::note(&note_on(&always));
     }
     // A workload has an image.
-    let first_image = images.first().map(String::as_str).unwrap_or_default();
+    let first_image = images.first().cloned().unwrap_or_default();
     // Jobs have no namespace, and the same workload may be in several.
     let of_namespace =
         format!("{}-{}", first.namespace.as_deref().unwrap_or_else(|| cluster.namespace()), first.name);
-    let mut order = Order {
-        name: args.name.clone().unwrap_or_else(|| job_name(Some(&of_namespace), first_image)),
-        images,
-        always: Some(always),
-        selector: edge_selector(),
-        ..Order::default()
-    };
+    let mut order = Order { images, always: Some(always), selector: edge_selector(), ..Order::default() };
     choose_nodes(cluster, args, &workloads, &mut order).await?;
+    let mut order = order.named(args.name.as_ref(), &name_base(Some(&of_namespace), &first_image));
     if args.course.secret.is_none() && args.course.registry_secret.is_empty() {
         take_secrets(cluster, &objects, &workloads, &mut order).await?;
     }
@@ -326,7 +321,7 @@ async fn secrets_of(cluster: &Cluster, namespace: &str, account: &str) -> anyhow
 
 /// Applies what was read, as the person would: by kubectl, with the same cluster and the same namespace.
 async fn apply(global: &GlobalArgs, text: &str) -> anyhow::Result<ExitStatus> {
-    let GlobalArgs { namespace, context, kubeconfig, .. } = global;
+    let GlobalArgs { namespace, context, kubeconfig, request_timeout, .. } = global;
     let mut command = tokio::process::Command::new("kubectl");
     if let Some(file) = kubeconfig {
         command.arg("--kubeconfig").arg(file);
@@ -336,6 +331,8 @@ async fn apply(global: &GlobalArgs, text: &str) -> anyhow::Result<ExitStatus> {
             command.args([flag, value]);
         }
     }
+    // To kubectl, too, 0 means that it waits.
+    command.arg(format!("--request-timeout={}s", request_timeout.as_secs_f64()));
     let child = command.args(["apply", "-f", "-"]).stdin(Stdio::piped()).spawn();
     let mut child = child.context("--apply-then runs kubectl, which cannot be started")?;
     let mut stdin = child.stdin.take().context("kubectl has no standard input")?;

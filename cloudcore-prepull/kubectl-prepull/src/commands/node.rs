@@ -2,11 +2,11 @@
 
 use clap::{Args, Subcommand};
 use prepull_admission::commands::node::{AllowArgs, RevokeArgs, allow, revoke};
+use serde_json::json;
 
 use super::tokens::{explain, installation};
 use crate::cluster::Cluster;
-use crate::edges::SystemArgs;
-use crate::session::Ended;
+use crate::session::{Ended, Session};
 
 const ROLE: &str = "An administrator of the cluster can grant it: the role prepull-node-admin in manifests/kubectl-prepull/rbac.yaml";
 
@@ -31,29 +31,22 @@ enum NodeCommand {
     /// The same machine, or a new one in its place, is let in again by a join with a token that is made afterwards
     /// (`tokens create --node NAME`). The certificates of before stay refused.
     #[command(after_help = "Example:\n  kubectl prepull node revoke edge-7")]
-    Revoke {
-        #[command(flatten)]
-        args: RevokeArgs,
-        #[command(flatten)]
-        system: SystemArgs,
-    },
+    Revoke(RevokeArgs),
     /// Take a revocation back, after a false alarm: every certificate that has not expired is good again.
     ///
     /// It is refused after the node has joined again: then the revocation keeps out nothing but the keys of before.
     #[command(after_help = "Example:\n  kubectl prepull node allow edge-7")]
-    Allow {
-        #[command(flatten)]
-        args: AllowArgs,
-        #[command(flatten)]
-        system: SystemArgs,
-    },
+    Allow(AllowArgs),
 }
 
-pub(crate) async fn run(cluster: &Cluster, args: NodeArgs) -> anyhow::Result<Ended> {
-    let mut out = std::io::stdout();
-    let done = match args.command {
-        NodeCommand::Revoke { args, system } => revoke(args, &installation(cluster, &system), &mut out).await,
-        NodeCommand::Allow { args, system } => allow(args, &installation(cluster, &system), &mut out).await,
+pub(crate) async fn run(session: &Session, cluster: &Cluster, args: NodeArgs) -> anyhow::Result<Ended> {
+    let at = installation(cluster);
+    let (node, revoked, done) = match args.command {
+        NodeCommand::Revoke(args) => (args.node.clone(), true, revoke(args, &at).await),
+        NodeCommand::Allow(args) => (args.node.clone(), false, allow(args, &at).await),
     };
-    done.map_err(|error| explain(error, ROLE)).map(|()| Ended::Done)
+    let said = done.map_err(|error| explain(error, ROLE))?;
+    let object = json!({"node": node, "revoked": revoked, "message": said});
+    session.print(&object, [format!("node/{node}")], |_| format!("{said}\n"))?;
+    Ok(Ended::Done)
 }

@@ -13,7 +13,7 @@ use prepull_api::selector::Selector;
 use prepull_api::task::NodeName;
 
 use crate::cluster::Cluster;
-use crate::edges::{SystemArgs, pages};
+use crate::edges::pages;
 use crate::problem::WrongUsage;
 use crate::session::{Ended, Session};
 use crate::version;
@@ -45,7 +45,7 @@ pub(crate) struct NodesArgs {
     /// Only edges that are not connected.
     #[arg(long)]
     away: bool,
-    /// Only connected edges with an agent older than this program.
+    /// Only connected edges with an agent older than cloudcore-prepull.
     #[arg(long)]
     outdated: bool,
     /// The order: the fullest disk, the oldest version, or the edge that is away for longest first [default: by name].
@@ -54,8 +54,6 @@ pub(crate) struct NodesArgs {
     /// The label of Nodes that holds their site [default: that of cloudcore-prepull run --site-label].
     #[arg(long, value_name = "KEY")]
     site_label: Option<String>,
-    #[command(flatten)]
-    system: SystemArgs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -102,7 +100,7 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &NodesArgs) 
     if !args.nodes.is_empty() {
         let named = EdgeQuery { names: args.query()?.names, ..EdgeQuery::default() };
         // As many names as can be asked for fit on one page.
-        let found = pin!(pages(cluster, &args.system, named)).try_next().await?;
+        let found = pin!(pages(cluster, named)).try_next().await?;
         refuse_unknown(&args.nodes, &found.map(|page| page.items).unwrap_or_default())?;
     }
     let Some(mut all) = all(cluster, args).await? else { return Ok(Ended::Done) };
@@ -118,7 +116,7 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &NodesArgs) 
 
 /// All pages as one list. An edge has less than a kilobyte.
 async fn all(cluster: &Cluster, args: &NodesArgs) -> anyhow::Result<Option<EdgeList>> {
-    let mut pages = pin!(pages(cluster, &args.system, args.query()?));
+    let mut pages = pin!(pages(cluster, args.query()?));
     let Some(mut all) = pages.try_next().await? else { return Ok(None) };
     while let Some(page) = pages.try_next().await? {
         all.items.extend(page.items);
@@ -131,11 +129,13 @@ async fn all(cluster: &Cluster, args: &NodesArgs) -> anyhow::Result<Option<EdgeL
 /// Leaves out what isn't wanted, and puts the rest in order.
 fn arrange(list: &mut EdgeList, outdated: bool, order: Option<EdgeOrder>) {
     if outdated {
-        let ours = version::parse(env!("CARGO_PKG_VERSION"));
+        // An older leader doesn't say its version.
+        let leader = list.version.as_deref().unwrap_or(env!("CARGO_PKG_VERSION"));
+        let wanted = version::parse(leader);
         // A version of another kind, such as of a build of one's own, is not judged.
         let is_old = |edge: &Edge| match edge.version.as_deref() {
             None => true,
-            Some(theirs) => version::parse(theirs).is_some_and(|theirs| Some(theirs) < ours),
+            Some(theirs) => version::parse(theirs).is_some_and(|theirs| Some(theirs) < wanted),
         };
         list.items.retain(|edge| edge.connected && is_old(edge));
         (list.total, list.connected) = (list.items.len(), list.items.len());

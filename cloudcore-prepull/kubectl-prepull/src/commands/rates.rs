@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use crate::amounts::seconds_between;
 use crate::cluster::Cluster;
-use crate::edges::{SystemArgs, pages, sites};
+use crate::edges::{pages, sites};
 use crate::jobs;
 use crate::session::{Ended, Session};
 use table::render;
@@ -40,8 +40,6 @@ pub(crate) struct RatesArgs {
     /// Only this site.
     #[arg(value_name = "SITE")]
     site: Option<String>,
-    #[command(flatten)]
-    system: SystemArgs,
 }
 
 /// What is downloaded now.
@@ -81,12 +79,12 @@ struct NodeRate {
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &RatesArgs) -> anyhow::Result<Ended> {
     let (mut edges, mut is_known) = (Vec::new(), args.site.is_none());
     let query = EdgeQuery { connected: Some(true), ..EdgeQuery::default() };
-    let mut pages = pin!(pages(cluster, &args.system, query));
+    let mut pages = pin!(pages(cluster, query));
     while let Some(page) = pages.try_next().await? {
         is_known |= page.items.iter().any(|edge| edge.site == args.site);
         edges.extend(page.items.into_iter().filter(|edge| !edge.downloads.is_empty()));
     }
-    let sites = sites(cluster, &args.system, &SiteQuery::default()).await?;
+    let sites = sites(cluster, &SiteQuery::default()).await?;
     is_known |= sites.items.iter().any(|site| Some(&site.name) == args.site.as_ref());
     if let (false, Some(site)) = (is_known, &args.site) {
         bail!("no connected edge is in site {site}: `kubectl prepull nodes -o wide` has the site of each");

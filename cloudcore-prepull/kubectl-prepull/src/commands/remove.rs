@@ -9,7 +9,7 @@ use prepull_api::image::Reference;
 
 use super::run::parse_image;
 use crate::cluster::Cluster;
-use crate::order::{ChosenNodes, Order, PaceArgs, edge_selector, job_name};
+use crate::order::{ChosenNodes, Order, PaceArgs, edge_selector, name_base};
 use crate::session::{Ended, Session};
 use crate::start::{WaitArgs, start};
 
@@ -42,7 +42,7 @@ pub(crate) struct RemoveArgs {
     /// Remove nothing, and show what would be removed and freed.
     #[arg(long)]
     preview: bool,
-    /// Name of the job [default: remove- and that of the first image, with its tag].
+    /// Name of the job [default: remove-, that of the first image, its tag, and a digest of all images and the nodes].
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
     /// The nodes [default: all edge nodes].
@@ -80,12 +80,12 @@ fn order(args: &RemoveArgs) -> anyhow::Result<Order> {
     let first = names.first().context("no image is named")?;
     let end = if *preview { "-preview" } else { "" };
     let order = Order {
-        name: name.clone().unwrap_or_else(|| format!("remove-{}{end}", job_name(None, first))),
         nodes: on.nodes.clone(),
         selector: on.selector()?.unwrap_or_else(edge_selector),
         removal: Some(removal),
         ..Order::default()
     }
+    .named(name.as_ref(), &format!("remove-{}{end}", name_base(None, first)))
     .with_pace(pace);
     Ok(if *preview { order } else { order.in_waves() })
 }
@@ -127,9 +127,11 @@ mod tests {
     #[test]
     fn names_are_images_or_repositories() {
         let (name, spec) = removal("r.io/web:v1 nginx --preview");
-        assert_eq!((name.as_str(), spec.images.len(), spec.dry_run), ("remove-web-v1-preview", 2, true));
+        assert!(name.starts_with("remove-web-v1-preview-"), "{name}");
+        assert_eq!((spec.images.len(), spec.dry_run), (2, true));
         let (name, spec) = removal("r.io/web r.io/api:v1 --keep-last 3 --older-than 30d --wave 5%,100%");
-        assert_eq!((name.as_str(), spec.keep_last), ("remove-web", Some(3)));
+        assert!(name.starts_with("remove-web-"), "{name}");
+        assert_eq!(spec.keep_last, Some(3));
         assert_eq!(spec.older_than.as_deref(), Some("2592000s"));
         assert_eq!(
             (&spec.images[..], &spec.repositories[..]),

@@ -5,7 +5,7 @@ use clap::Args;
 use prepull_api::image::Reference;
 
 use crate::cluster::Cluster;
-use crate::order::{ChosenNodes, CourseArgs, Order, edge_selector, job_name};
+use crate::order::{ChosenNodes, CourseArgs, Order, edge_selector, name_base};
 use crate::session::{Ended, Session};
 use crate::start::{WaitArgs, start};
 
@@ -29,7 +29,7 @@ pub(crate) struct RunArgs {
     /// The images, as in a pod.
     #[arg(required = true, value_name = "IMAGE", value_parser = parse_image)]
     images: Vec<String>,
-    /// Name of the job [default: that of the first image, with its tag].
+    /// Name of the job [default: that of the first image, its tag, and a digest of all images and the nodes].
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
     /// The nodes [default: all edge nodes].
@@ -70,12 +70,12 @@ fn order(args: &RunArgs, namespace: &str) -> anyhow::Result<Order> {
     // There is one: clap demands it.
     let first = args.images.first().context("no image is named")?;
     Ok(Order {
-        name: args.name.clone().unwrap_or_else(|| job_name(None, first)),
         images: args.images.clone(),
         nodes: args.on.nodes.clone(),
         selector: args.on.selector()?.unwrap_or_else(edge_selector),
         ..Order::default()
     }
+    .named(args.name.as_ref(), &name_base(None, first))
     .with_course(&args.course, namespace))
 }
 

@@ -59,8 +59,7 @@ impl FromStr for Setting {
     fn from_str(text: &str) -> Result<Self, String> {
         let (key, value) = text.split_once('=').ok_or("SETTING=VALUE, such as rate=2Mi")?;
         if FIELDS.iter().all(|field| field.key != key) {
-            let keys: Vec<_> = FIELDS.iter().map(|field| field.key).collect();
-            return Err(format!("there is no setting {key}: {}", keys.join(", ")));
+            return Err(format!("there is no setting {key}: {}", keys().collect::<Vec<_>>().join(", ")));
         }
         Ok(Self { key: key.to_owned(), value: value.to_owned() })
     }
@@ -110,6 +109,16 @@ static FIELDS: [JobField; 15] = [
     field("ttl", "spec.ttlSecondsAfterFinished", ValueKind::Seconds),
     field("follow-nodes", "spec.followNodes", ValueKind::Truth),
 ];
+
+/// What can be set.
+pub(crate) fn keys() -> impl Iterator<Item = &'static str> {
+    FIELDS.iter().map(|field| field.key)
+}
+
+/// Whether `set` changes the field at this path.
+pub(crate) fn is_setting(path: &str) -> bool {
+    FIELDS.iter().any(|field| field.path == path)
+}
 
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &SetArgs) -> anyhow::Result<Ended> {
     let name = &args.own.job;

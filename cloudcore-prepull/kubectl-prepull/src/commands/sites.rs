@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use prepull_api::edges::sites::{SiteList, SiteQuery};
 
 use crate::cluster::Cluster;
-use crate::edges::{SystemArgs, sites};
+use crate::edges::sites;
 use crate::output::{Output, print, print_object};
 use crate::problem;
 use crate::progress::follow::bounded;
@@ -45,8 +45,6 @@ pub(crate) struct SitesArgs {
     /// Watch for at most this time.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, requires = "watch")]
     timeout: Option<Duration>,
-    #[command(flatten)]
-    system: SystemArgs,
 }
 
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &SitesArgs) -> anyhow::Result<Ended> {
@@ -59,7 +57,7 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &SitesArgs) 
 }
 
 async fn read(cluster: &Cluster, args: &SitesArgs) -> anyhow::Result<SiteList> {
-    sites(cluster, &args.system, &SiteQuery { site: args.site.clone() }).await
+    sites(cluster, &SiteQuery { site: args.site.clone() }).await
 }
 
 fn show(session: &Session, args: &SitesArgs, list: &SiteList) -> anyhow::Result<()> {

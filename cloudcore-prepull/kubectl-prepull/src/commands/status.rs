@@ -10,7 +10,6 @@ use prepull_api::crd::status::NodeStatus;
 use serde::Serialize;
 
 use crate::cluster::Cluster;
-use crate::edges::SYSTEM;
 use crate::jobs;
 use crate::kruise;
 use crate::kruise::follow::follow_kruise;
@@ -55,7 +54,7 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &StatusArgs)
         }
         JobName::Own(name) => {
             let (job, tally) = look(cluster, name).await?;
-            let gone = leader::look(cluster, SYSTEM).await;
+            let gone = leader::look(cluster).await;
             let view = View::new(&job, &tally, None, Timestamp::now()).without_leader(gone.as_ref());
             let nodes = if session.is_for_programs() { nodes_of(cluster, &job).await? } else { Vec::new() };
             (view, nodes)

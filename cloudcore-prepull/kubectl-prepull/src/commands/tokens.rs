@@ -8,9 +8,9 @@ use prepull_admission::commands::node::Installation;
 use prepull_admission::commands::token::{self, CreateArgs, RevokeArgs, create, render_table, revoke};
 use prepull_admission::tokens::{ListedToken, Scope};
 use serde::Serialize;
+use serde_json::json;
 
 use crate::cluster::Cluster;
-use crate::edges::SystemArgs;
 use crate::output::Output;
 use crate::output::print_object;
 use crate::problem::{self, MissingRight};
@@ -46,26 +46,13 @@ Examples:
   kubectl prepull tokens create --node edge-7 --install-line --server cloud.example
   kubectl prepull tokens create --ttl 8h    # for a whole fleet
   kubectl prepull tokens create --node edge-7 -o json | jq -r .token")]
-    Create {
-        #[command(flatten)]
-        args: CreateArgs,
-        #[command(flatten)]
-        system: SystemArgs,
-    },
+    Create(CreateArgs),
     /// List the valid tokens, without their secrets.
     #[command(after_help = "Example:\n  kubectl prepull tokens list -o json")]
-    List {
-        #[command(flatten)]
-        system: SystemArgs,
-    },
+    List,
     /// Revoke a token. Nodes that have joined with it stay joined.
     #[command(after_help = "Example:\n  kubectl prepull tokens revoke 0123456789ab")]
-    Revoke {
-        #[command(flatten)]
-        args: RevokeArgs,
-        #[command(flatten)]
-        system: SystemArgs,
-    },
+    Revoke(RevokeArgs),
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -111,8 +98,8 @@ impl Created {
     }
 }
 
-pub(super) fn installation(cluster: &Cluster, system: &SystemArgs) -> Installation {
-    let namespace = system.system_namespace.clone();
+pub(super) fn installation(cluster: &Cluster) -> Installation {
+    let namespace = cluster.system().to_owned();
     let (tokens, nodes) = ("kubectl prepull tokens", "kubectl prepull nodes");
     Installation { client: cluster.client(), namespace, tokens, nodes }
 }
@@ -131,8 +118,8 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: TokensArgs) 
     let (mut out, mut hints) = (std::io::stdout(), std::io::stderr());
     let output = session.global.output;
     match args.command {
-        TokensCommand::Create { args, system } => {
-            let at = installation(cluster, &system);
+        TokensCommand::Create(args) => {
+            let at = installation(cluster);
             let first_ca = async || bail!("it makes it with its own rights");
             let format = output.and_then(Output::format);
             let is_line = args.install_line;
@@ -146,23 +133,24 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: TokensArgs) 
                 print_object(&Created::new(created, &said, is_line), format)?;
             }
         }
-        TokensCommand::List { system } => {
-            let listed = token::list(&installation(cluster, &system)).await;
-            let listed = listed.map_err(|error| readers(error, &system))?;
+        TokensCommand::List => {
+            let listed = token::list(&installation(cluster)).await;
+            let listed = listed.map_err(|error| readers(error, cluster.system()))?;
             let ids = listed.iter().map(|token| token.id.clone());
             let objects: Vec<_> = listed.iter().cloned().map(Listed::from).collect();
             session.print(&objects, ids, |_| render_table(&listed))?;
         }
-        TokensCommand::Revoke { args, system } => {
-            let revoked = revoke(args, &installation(cluster, &system), &mut out).await;
-            revoked.map_err(|error| readers(error, &system))?;
+        TokensCommand::Revoke(args) => {
+            let id = revoke(args, &installation(cluster)).await;
+            let id = id.map_err(|error| readers(error, cluster.system()))?;
+            let object = json!({"id": id, "revoked": true});
+            session.print(&object, [id.clone()], |_| format!("token {id} revoked\n"))?;
         }
     }
     Ok(Ended::Done)
 }
 
-fn readers(error: anyhow::Error, system: &SystemArgs) -> anyhow::Error {
-    let namespace = &system.system_namespace;
+fn readers(error: anyhow::Error, namespace: &str) -> anyhow::Error {
     let role = format!(
         "With it one could read the key of the CA as well, so that no role of ours has it. cloudcore-prepull lists and revokes \
          them itself: kubectl -n {namespace} exec deploy/cloudcore-prepull -- cloudcore-prepull token list"
@@ -173,8 +161,6 @@ fn readers(error: anyhow::Error, system: &SystemArgs) -> anyhow::Error {
 #[cfg(test)]
 mod tests {
     use std::time::{Duration, UNIX_EPOCH};
-
-    use serde_json::json;
 
     use super::*;
 

@@ -7,7 +7,7 @@ use prepull_api::crd::upgrade::UpgradeSpec;
 
 use super::run::parse_image;
 use crate::cluster::Cluster;
-use crate::order::{ChosenNodes, CourseArgs, Order, edge_selector, job_name};
+use crate::order::{ChosenNodes, CourseArgs, Order, edge_selector, name_base};
 use crate::session::{Ended, Session};
 use crate::start::{WaitArgs, start};
 
@@ -36,7 +36,7 @@ pub(crate) struct UpgradeArgs {
     /// Upgrade agents that a package installed too.
     #[arg(long)]
     packages: bool,
-    /// Name of the job [default: upgrade- and that of the image, with its tag].
+    /// Name of the job [default: upgrade-, that of the image, its tag, and a digest of image and nodes].
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
     /// The nodes [default: all edge nodes].
@@ -59,13 +59,13 @@ fn order(args: &UpgradeArgs, namespace: &str) -> anyhow::Result<Order> {
     let UpgradeArgs { image, within, packages, name, on, course, wait: _ } = args;
     let within = within.map(|time| format!("{}s", time.as_secs()));
     let order = Order {
-        name: name.clone().unwrap_or_else(|| format!("upgrade-{}", job_name(None, image))),
         images: vec![image.clone()],
         nodes: on.nodes.clone(),
         selector: on.selector()?.unwrap_or_else(edge_selector),
         upgrade: Some(UpgradeSpec { within, packages: *packages }),
         ..Order::default()
     }
+    .named(name.as_ref(), &format!("upgrade-{}", name_base(None, image)))
     .with_course(course, namespace);
     Ok(order.in_waves())
 }
@@ -95,7 +95,8 @@ mod tests {
     fn an_upgrade_goes_in_waves() {
         for nodes in [1, 3, 10_000] {
             let job = job("r.io/edgecore-prepull:0.2.0 --within 90s", nodes);
-            assert_eq!(job.metadata.name.as_deref(), Some("upgrade-edgecore-prepull-0.2.0"));
+            let name = job.metadata.name.unwrap();
+            assert!(name.starts_with("upgrade-edgecore-prepull-0.2.0-"), "{name}");
             assert_eq!(job.spec.rollout.unwrap().steps, CAREFUL_WAVES);
             let upgrade = job.spec.image_pre_pull_template.upgrade.unwrap();
             assert_eq!((upgrade.within.as_deref(), upgrade.packages), (Some("90s"), false));

@@ -41,7 +41,7 @@ minutes at most: a node that has not answered by then keeps its result. -o name 
 
 Examples:
   kubectl prepull verify spring-release
-  kubectl prepull verify spring-release || kubectl prepull retry spring-release
+  kubectl prepull verify spring-release && kubectl apply -f app.yaml
   kubectl prepull verify spring-release -o json | jq .missing
 
 Exit status: 0 if no image is missing, 1 if one is, 3 after --timeout.")]

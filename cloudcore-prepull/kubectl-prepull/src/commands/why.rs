@@ -10,7 +10,6 @@ use jiff::Timestamp;
 
 use crate::checklist::lines;
 use crate::cluster::Cluster;
-use crate::edges::SystemArgs;
 use crate::name::JobName;
 use crate::screen::{Screen, Tone, wrap};
 use crate::session::{Ended, Session};
@@ -34,12 +33,10 @@ pub(crate) struct WhyArgs {
     node: String,
     /// The job; imagepulljob/NAME or imagelistpulljob/NAME for one of OpenKruise's.
     job: Option<JobName>,
-    #[command(flatten)]
-    system: SystemArgs,
 }
 
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &WhyArgs) -> anyhow::Result<Ended> {
-    let facts = facts::read(cluster, &args.system, &args.node, args.job.as_ref()).await?;
+    let facts = facts::read(cluster, &args.node, args.job.as_ref()).await?;
     let why = judge(&facts, Timestamp::now());
     session.print(&why, [format!("node/{}", why.node)], |_| render(&why, session.screen))?;
     Ok(if why.is_clear() { Ended::Done } else { Ended::Failed })

@@ -21,7 +21,6 @@ use super::tally::Tally;
 use super::view::View;
 use crate::amounts::duration;
 use crate::cluster::Cluster;
-use crate::edges::SYSTEM;
 use crate::jobs::{self, REPORTS_OF_A_PAGE};
 use crate::leader::{self, Leaderless};
 use crate::listing::{Change, Listing};
@@ -96,7 +95,7 @@ async fn until_over(cluster: &Cluster, job: ImagePrePullJob, show: &mut Show) ->
         std::pin::pin!(watcher(Api::<ImagePrePullJob>::all(cluster.watching()), of_name).default_backoff());
     let mut reports =
         std::pin::pin!(watcher(Api::<ImagePrePullReport>::all(cluster.watching()), of_job).default_backoff());
-    let mut leader = std::pin::pin!(leader::looks(cluster, SYSTEM));
+    let mut leader = std::pin::pin!(leader::looks(cluster));
     let mut ticks = tokio::time::interval(if show.has_bars() { FRAME } else { LINE });
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut followed = Followed { job, ..Followed::default() };

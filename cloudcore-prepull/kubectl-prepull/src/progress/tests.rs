@@ -4,7 +4,7 @@
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use prepull_api::crd::download::WindowSpec;
-use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
+use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec, RolloutStrategy};
 use prepull_api::crd::report::{ImagePrePullReport, ReportBody};
 use prepull_api::crd::status::{
     ImageBytes, ImagePrePullJobStatus, ImageStatus, JobPhase, NodePhase, NodeStatus, RolloutStatus,
@@ -216,6 +216,21 @@ fn the_time_left_needs_nodes_at_work() {
     let mut windows = job(JobPhase::InProgress, half.clone());
     windows.spec.windows.push(WindowSpec::default());
     assert_eq!(View::new(&windows, &at_work(), None, after(100)).seconds_left, None, "windows close");
+    let mut closed = node("n1", NodePhase::InProgress, 90);
+    closed.reason = "waits for its window".to_owned();
+    let closed = tally(vec![node("n0", NodePhase::InProgress, 90), closed]);
+    let view = View::new(&job(JobPhase::InProgress, half.clone()), &closed, None, after(100));
+    assert_eq!(view.seconds_left, None, "the box has windows");
+    let mut waves = job(JobPhase::InProgress, half.clone());
+    waves.spec.rollout = Some(RolloutStrategy { steps: Vec::new(), pause_seconds: 600 });
+    let pace = Some(Pace { bytes: 1.0, done: 0.005 });
+    assert_eq!(View::new(&waves, &at_work(), pace, after(100)).seconds_left, Some(100 + 600));
+    assert_eq!(View::new(&waves, &at_work(), None, after(100)).seconds_left, None, "it may have paused");
+    let paused = |status: &mut ImagePrePullJobStatus| {
+        status.rollout.as_mut().unwrap().paused_until = Some(Time(after(130)));
+    };
+    paused(waves.status.as_mut().unwrap());
+    assert_eq!(View::new(&waves, &at_work(), pace, after(100)).seconds_left, Some(100 + 30));
     let mut again = job(JobPhase::InProgress, half.clone());
     again.status.get_or_insert_default().retry = 1;
     assert_eq!(View::new(&again, &at_work(), None, after(100)).bytes_per_second, None, "it had ended");

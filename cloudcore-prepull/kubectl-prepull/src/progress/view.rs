@@ -84,6 +84,20 @@ pub(crate) struct View {
     pub(crate) done: f64,
 }
 
+/// Seconds of the pauses between waves that are still to come.
+fn pauses_ahead(job: &ImagePrePullJob, now: Timestamp) -> u64 {
+    let Some(wave) = job.status.as_ref().and_then(|status| status.rollout.as_ref()) else { return 0 };
+    let each =
+        job.spec.rollout.as_ref().and_then(|rollout| u64::try_from(rollout.pause_seconds).ok()).unwrap_or(0);
+    let ahead = u64::from(wave.steps.saturating_sub(wave.step));
+    match &wave.paused_until {
+        None => ahead.saturating_mul(each),
+        Some(until) => {
+            seconds_between(now, until.0).saturating_add(ahead.saturating_sub(1).saturating_mul(each))
+        }
+    }
+}
+
 fn is_refused(job: &ImagePrePullJob) -> bool {
     let Some(status) = &job.status else { return false };
     let is_invalid = status.conditions.iter().any(|it| it.type_ == "Valid" && it.status == "False");
@@ -165,8 +179,11 @@ impl View {
             condition.type_ == "Suspended"
                 && started.is_some_and(|start| condition.last_transition_time.0 > start)
         });
-        let has_stood = status.retry > 0 || was_suspended;
-        let has_windows = !job.spec.windows.is_empty();
+        let pauses = pauses_ahead(job, now);
+        let has_stood = status.retry > 0 || was_suspended || pauses > 0;
+        // Those of the job, and those of boxes, as far as their agents say so.
+        let waits = |node: &AtWork| node.reason.starts_with("waits");
+        let has_windows = !job.spec.windows.is_empty() || tally.at_work.iter().any(waits);
         let pace = pace
             .or_else(|| average(seconds?, bytes.done, done).filter(|_| !has_stood && !has_windows))
             .filter(|_| !is_over && nodes.in_progress > 0);
@@ -214,7 +231,7 @@ impl View {
             bytes_per_second: pace.map(|pace| whole(pace.bytes)).filter(|rate| *rate > 0),
             seconds_left: pace
                 .filter(|pace| pace.done > 0.0 && !has_windows)
-                .map(|pace| whole((1.0 - done) / pace.done)),
+                .map(|pace| whole((1.0 - done) / pace.done).saturating_add(pauses)),
             failures: failures(tally),
             waiting: groups(tally.waiting.iter().map(|(reason, group)| (reason.as_str(), group))),
             skipped: skipped(&status.skipped_nodes),

@@ -13,7 +13,7 @@ use tokio::process::Command;
 use tokio::time::timeout;
 
 use crate::cluster::Cluster;
-use crate::edges::{self, SystemArgs};
+use crate::edges;
 use crate::output::print;
 use crate::problem;
 use crate::session::{Ended, Session};
@@ -47,8 +47,6 @@ pub(crate) struct UiArgs {
     /// The label of Nodes that holds their site [default: that of cloudcore-prepull run --site-label].
     #[arg(long, value_name = "KEY")]
     site_label: Option<String>,
-    #[command(flatten)]
-    system: SystemArgs,
 }
 
 pub(crate) async fn run(session: &Session, cluster: Cluster, args: &UiArgs) -> anyhow::Result<Ended> {
@@ -61,15 +59,12 @@ pub(crate) async fn run(session: &Session, cluster: Cluster, args: &UiArgs) -> a
     let site_label = match &args.site_label {
         Some(label) => Some(label.clone()),
         // Without an answer there is a page all the same.
-        None => {
-            timeout(SITE_LABEL_WITHIN, edges::site_label(&cluster, &args.system)).await.unwrap_or_default()
-        }
+        None => timeout(SITE_LABEL_WITHIN, edges::site_label(&cluster)).await.unwrap_or_default(),
     };
     let page = Arc::new(Page {
         guard,
         address,
         cluster,
-        system: args.system.clone(),
         watching: Arc::clone(&watching),
         site_label: site_label.as_deref().unwrap_or(SITE_LABEL).into(),
     });
@@ -81,7 +76,7 @@ pub(crate) async fn run(session: &Session, cluster: Cluster, args: &UiArgs) -> a
         axum::serve(listener, router(Arc::clone(&page)).into_make_service_with_connect_info::<SocketAddr>());
     tokio::select! {
         served = served.into_future() => Err(anyhow!("the page is served no longer: {served:?}")),
-        watched = watching.run(&page.cluster, &page.system) => match watched {
+        watched = watching.run(&page.cluster) => match watched {
             Ok(()) => Err(anyhow!("the watch of the jobs has ended")),
             Err(error) => Err(problem::explain(error, &place)),
         },

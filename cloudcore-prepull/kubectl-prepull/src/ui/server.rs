@@ -26,7 +26,7 @@ use super::peer::is_own_user;
 use super::watching::Watching;
 use crate::cluster::Cluster;
 use crate::commands::{cancel, events, pause, resume, retry, suspend};
-use crate::edges::{self, SystemArgs};
+use crate::edges;
 use crate::{jobs, problem, rights};
 
 /// Headers of every answer: the page loads and asks only its own server, and can't be framed or cached.
@@ -49,7 +49,6 @@ pub(crate) struct Page {
     /// Where it is served.
     pub(crate) address: SocketAddr,
     pub(crate) cluster: Cluster,
-    pub(crate) system: SystemArgs,
     pub(crate) watching: Arc<Watching>,
     /// The Node label with the site.
     pub(crate) site_label: Arc<str>,
@@ -194,7 +193,7 @@ async fn all_edges(State(page): State<Arc<Page>>, Query(OneEdge { edge }): Query
         names: Vec::from_iter(edge),
         ..EdgeQuery::default()
     };
-    let pages = edges::pages(&page.cluster, &page.system, query);
+    let pages = edges::pages(&page.cluster, query);
     let listed = pages.try_fold(Vec::new(), async |mut edges, page| {
         edges.extend(page.items);
         Ok(edges)
@@ -209,19 +208,19 @@ struct OneSite {
 
 /// The sites that share layers, or one of them with its downloads.
 async fn sites(State(page): State<Arc<Page>>, Query(OneSite { site }): Query<OneSite>) -> Answer {
-    let list = edges::sites(&page.cluster, &page.system, &SiteQuery { site }).await;
+    let list = edges::sites(&page.cluster, &SiteQuery { site }).await;
     answer(&page, list.map(|list| json!(list)))
 }
 
 /// Since when there is the leader of now; null where the person may not know.
 async fn leader(State(page): State<Arc<Page>>) -> Json<Value> {
-    let since = edges::led_since(&page.cluster, &page.system).await.ok();
+    let since = edges::led_since(&page.cluster).await.ok();
     Json(json!({ "since": since }))
 }
 
 /// What the person may do.
 async fn may(State(page): State<Arc<Page>>) -> Answer {
-    let may = rights::has(&page.cluster, &page.system, &rights::CHANGE).await;
+    let may = rights::has(&page.cluster, &rights::CHANGE).await;
     answer(&page, may.map(|change| json!({ "change": change })))
 }
 

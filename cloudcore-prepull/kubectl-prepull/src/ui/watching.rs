@@ -20,7 +20,7 @@ use tokio::time::MissedTickBehavior;
 use super::hearing::SERVER;
 use super::known::Known;
 use crate::cluster::Cluster;
-use crate::edges::{DOOR, SystemArgs};
+use crate::edges::DOOR;
 use crate::jobs::REPORTS_OF_A_PAGE;
 use crate::leader::judge;
 use crate::problem::{self, Place};
@@ -57,7 +57,7 @@ impl Watching {
     /// # Errors
     ///
     /// A missing right, missing definitions, or credentials that are not accepted.
-    pub(crate) async fn run(&self, cluster: &Cluster, system: &SystemArgs) -> anyhow::Result<()> {
+    pub(crate) async fn run(&self, cluster: &Cluster) -> anyhow::Result<()> {
         let place = cluster.place();
         let of_jobs = watcher(Api::<ImagePrePullJob>::all(cluster.watching()), watcher::Config::default())
             .default_backoff();
@@ -86,7 +86,7 @@ impl Watching {
                     .await;
                 std::future::pending::<anyhow::Result<()>>().await
             },
-            self.listen(cluster, system),
+            self.listen(cluster),
             self.make_rows(),
         )?;
         Ok(())
@@ -127,8 +127,8 @@ impl Watching {
     }
 
     /// Asks the API server for the leader's Lease, again and again. A watch alone wouldn't notice that it is silent.
-    async fn listen(&self, cluster: &Cluster, system: &SystemArgs) -> anyhow::Result<()> {
-        let leases = Api::<Lease>::namespaced(cluster.client(), &system.system_namespace);
+    async fn listen(&self, cluster: &Cluster) -> anyhow::Result<()> {
+        let leases = Api::<Lease>::namespaced(cluster.client(), cluster.system());
         loop {
             let lease = leases.get_opt(DOOR).await;
             let now = Timestamp::now();

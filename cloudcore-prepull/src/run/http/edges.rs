@@ -194,6 +194,7 @@ mod tests {
                     next: query.after,
                     known_since,
                     site_label: None,
+                    version: None,
                 };
                 answer.send(list).unwrap();
             }

@@ -21,7 +21,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::cluster::Cluster;
-use crate::edges::{DOOR, SystemArgs, pages};
+use crate::edges::{DOOR, pages};
 use crate::problem::{self, MissingRight};
 use crate::rights::{Right, missing};
 
@@ -89,7 +89,7 @@ impl Edges {
 }
 
 /// Reads everything. Fails if the API server cannot be asked at all.
-pub(super) async fn read(cluster: &Cluster, system: &SystemArgs) -> anyhow::Result<Facts> {
+pub(super) async fn read(cluster: &Cluster) -> anyhow::Result<Facts> {
     let version = cluster
         .client()
         .apiserver_version()
@@ -100,7 +100,7 @@ pub(super) async fn read(cluster: &Cluster, system: &SystemArgs) -> anyhow::Resu
         None => problem::text(&problem::explain(error, cluster.place())),
     };
     let place = Place { cluster, said: &said };
-    let namespace = Some(system.system_namespace.as_str());
+    let namespace = Some(cluster.system());
     let job = format!("imageprepulljobs.{GROUP}");
     let report = format!("imageprepullreports.{GROUP}");
     let settings = format!("imageprepullsettings.{GROUP}");
@@ -110,11 +110,11 @@ pub(super) async fn read(cluster: &Cluster, system: &SystemArgs) -> anyhow::Resu
         place.get(None, &job),
         place.get(None, &report),
         place.get(None, &settings),
-        missing(cluster, system),
+        missing(cluster),
         place.get::<Lease>(namespace, DOOR),
-        pods(cluster, system),
+        pods(cluster),
         place.get::<Service>(namespace, DOOR),
-        led_to(cluster, system),
+        led_to(cluster),
     );
     let (kubeedge, kruise) = (Some(kubeedge::NAMESPACE), Some(CONTROLLER_LEASE.0));
     let (ca, cloudcore, manager, kruise, kruise_lease, edges) = futures::join!(
@@ -123,7 +123,7 @@ pub(super) async fn read(cluster: &Cluster, system: &SystemArgs) -> anyhow::Resu
         place.get(kubeedge, kubeedge::CONTROLLER_MANAGER),
         place.get(None, KRUISE),
         place.get(kruise, CONTROLLER_LEASE.1),
-        edges(cluster, system),
+        edges(cluster),
     );
     let door = match service {
         Ok(Some(_)) => led_to.map(Some).map_err(said),
@@ -135,7 +135,7 @@ pub(super) async fn read(cluster: &Cluster, system: &SystemArgs) -> anyhow::Resu
         server: cluster.place().server.clone(),
         version: version.git_version,
         clock,
-        namespace: system.system_namespace.clone(),
+        namespace: cluster.system().to_owned(),
         served: served.map_err(said),
         jobs,
         reports,
@@ -181,8 +181,8 @@ impl<S: Fn(anyhow::Error) -> String> Place<'_, S> {
     }
 }
 
-async fn pods(cluster: &Cluster, system: &SystemArgs) -> anyhow::Result<Vec<Pod>> {
-    let pods: Api<Pod> = Api::namespaced(cluster.client(), &system.system_namespace);
+async fn pods(cluster: &Cluster) -> anyhow::Result<Vec<Pod>> {
+    let pods: Api<Pod> = Api::namespaced(cluster.client(), cluster.system());
     Ok(pods.list(&ListParams::default().labels(PODS).limit(100)).await?.items)
 }
 
@@ -215,8 +215,8 @@ impl Slices {
 
 /// What the Service leads to. Kubernetes 1.20 has the EndpointSlices under their version of before alone; Endpoints, which all
 /// have, are deprecated from 1.33 on, and the API server warns of each look at them.
-async fn led_to(cluster: &Cluster, system: &SystemArgs) -> anyhow::Result<BTreeSet<String>> {
-    let namespace = &system.system_namespace;
+async fn led_to(cluster: &Cluster) -> anyhow::Result<BTreeSet<String>> {
+    let namespace = cluster.system();
     let slices = async |version: &str| {
         let of_service = format!("endpointslices?labelSelector=kubernetes.io/service-name%3D{DOOR}");
         let path = format!("/apis/discovery.k8s.io/{version}/namespaces/{namespace}/{of_service}");
@@ -252,9 +252,9 @@ async fn clock(cluster: &Cluster) -> Option<SignedDuration> {
     Some(there.duration_since(before + took / 2))
 }
 
-async fn edges(cluster: &Cluster, system: &SystemArgs) -> anyhow::Result<Edges> {
+async fn edges(cluster: &Cluster) -> anyhow::Result<Edges> {
     let now = Timestamp::now();
-    let mut pages = std::pin::pin!(pages(cluster, system, EdgeQuery::default()));
+    let mut pages = std::pin::pin!(pages(cluster, EdgeQuery::default()));
     let mut edges = Edges::default();
     while let Some(page) = pages.try_next().await? {
         edges.add(&page, now);

@@ -50,7 +50,15 @@ fn edges(items: Vec<Edge>, total: usize) -> Edges {
     let connected = items.iter().filter(|edge| edge.connected).count();
     let mut edges = Edges::default();
     edges.add(
-        &EdgeList { items, total, connected, next: None, known_since: Time(NOW), site_label: None },
+        &EdgeList {
+            items,
+            total,
+            connected,
+            next: None,
+            known_since: Time(NOW),
+            site_label: None,
+            version: None,
+        },
         NOW,
     );
     edges

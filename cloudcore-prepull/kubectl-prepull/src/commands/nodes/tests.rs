@@ -58,6 +58,7 @@ fn edges_cannot_forge_lines_or_move_cursors() {
         next: None,
         known_since: at(-400_000).unwrap(),
         site_label: None,
+        version: None,
     });
     let text = table.render(Screen::plain(200), true);
     assert!(!text.contains(|c: char| c != '\n' && prepull_api::text::is_display_control(c)), "{text:?}");
@@ -77,6 +78,7 @@ fn table() -> Table {
         next: None,
         known_since: at(-400_000).unwrap(),
         site_label: None,
+        version: None,
     };
     table.add(&page(vec![edge("edge-1"), away]));
     table.add(&page(vec![revoked, unknown]));
@@ -100,6 +102,7 @@ fn an_empty_list_explains_edges() {
         next: None,
         known_since: at(0).unwrap(),
         site_label: None,
+        version: None,
     });
     let text = table.render(Screen::plain(80), false);
     assert!(text.starts_with("No edge fits") && text.contains("node-role.kubernetes.io/edge"), "{text}");
@@ -151,16 +154,20 @@ fn edges_are_sorted_and_outdated_ones_kept() {
         of("c", env!("CARGO_PKG_VERSION"), 2, Some(-900)),
         of("d", "mine", 4, None),
     ];
-    let names = |outdated, order| {
+    let names_at = |leader: Option<&str>, outdated, order| {
         let (total, connected, known_since) = (4, 2, at(0).unwrap());
+        let (next, site_label, version) = (None, None, leader.map(str::to_owned));
         let mut list =
-            EdgeList { items: items.clone(), total, connected, next: None, known_since, site_label: None };
+            EdgeList { items: items.clone(), total, connected, next, known_since, site_label, version };
         arrange(&mut list, outdated, order);
         list.items.iter().map(|edge| edge.name.to_string()).collect::<Vec<_>>().join(" ")
     };
+    let names = |outdated, order| names_at(None, outdated, order);
     assert_eq!(names(false, None), "a b c d");
     assert_eq!(names(false, Some(EdgeOrder::Disk)), "b c a d");
     assert_eq!(names(false, Some(EdgeOrder::Version)), "d a b c");
     assert_eq!(names(false, Some(EdgeOrder::Seen)), "c b a d");
     assert_eq!(names(true, None), "a");
+    assert_eq!(names_at(Some("0.0.10"), true, None), "a");
+    assert_eq!(names_at(Some("0.0.9"), true, None), "");
 }

@@ -12,7 +12,7 @@ use prepull_api::crd::status::{MAX_NODES_IN_STATUS, NodeStatus};
 use prepull_api::edges::Edge;
 
 use crate::cluster::Cluster;
-use crate::edges::{SystemArgs, one};
+use crate::edges::one;
 use crate::kruise::OfNode;
 use crate::leader::{self, Leaderless};
 use crate::name::JobName;
@@ -47,16 +47,11 @@ pub(super) struct OfJob {
 }
 
 /// Reads all that is known. Only a job that is named and cannot be read is an error.
-pub(super) async fn read(
-    cluster: &Cluster,
-    system: &SystemArgs,
-    name: &str,
-    job: Option<&JobName>,
-) -> anyhow::Result<Facts> {
+pub(super) async fn read(cluster: &Cluster, name: &str, job: Option<&JobName>) -> anyhow::Result<Facts> {
     let said = |error: anyhow::Error| problem::text(&problem::explain(error, cluster.place()));
     let node = async { Api::<Node>::all(cluster.client()).get_opt(name).await };
-    let gone = leader::look(cluster, &system.system_namespace);
-    let (node, edge, gone) = futures::join!(node, one(cluster, system, name), gone);
+    let gone = leader::look(cluster);
+    let (node, edge, gone) = futures::join!(node, one(cluster, name), gone);
     // Without a cluster, or with refused credentials, fail at once.
     let node = match node.map_err(anyhow::Error::from) {
         Err(error) if problem::answer(&error).is_none_or(|answer| answer.code == 401) => return Err(error),
