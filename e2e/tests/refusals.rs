@@ -1,5 +1,9 @@
 //! `kubectl prepull` beside a real API server that refuses, is silent, or asks a webhook that is away.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{Api, Patch, PatchParams};
 use prepull_e2e::prelude::*;
 use serde_json::json;
 
@@ -50,6 +54,50 @@ async fn refusals_of_the_api_server_are_one_sentence() -> Result<()> {
     })
     .await?;
     me.runs("run nginx:1.26 --name twice --node edge-1 --wait=0").await?.is(1, &["another spec"])?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_conflict_and_an_old_login_are_named() -> Result<()> {
+    let cluster = Cluster::own().await?;
+    cluster.kubectl(&["-n", "default", "create", "secret", "generic", "harbor"]).await?;
+    let me = Person::new(cluster.kubeconfig());
+    let secrets: Api<Secret> = Api::namespaced(cluster.client(), "default");
+    let writes = async {
+        for number in 0_u64.. {
+            let label = json!({"metadata": {"labels": {"number": number.to_string()}}});
+            secrets.patch_metadata("harbor", &PatchParams::default(), &Patch::Merge(label)).await?;
+        }
+        Ok::<(), anyhow::Error>(())
+    };
+    let jobs = AtomicU32::new(0);
+    let is_refused = eventually("a write comes in between", SOON, async || {
+        let job = jobs.fetch_add(1, Ordering::Relaxed);
+        let said = me.runs(&format!("allow default/harbor job-{job}")).await?;
+        said.is(
+            1,
+            &["secret default/harbor cannot be changed: it was changed by another writer", "try again"],
+        )
+    });
+    let said = tokio::select! {
+        said = is_refused => said?,
+        ended = writes => return ended,
+    };
+    assert_eq!(said.err.lines().count(), 1, "{}", said.err);
+    me.runs("allow default/harbor spring").await?.is(0, &["spring"])?;
+
+    // A token that isn't valid any more.
+    let mut config: serde_json::Value =
+        serde_saphyr::from_str(&std::fs::read_to_string(cluster.kubeconfig())?)?;
+    config["users"][0]["user"] = json!({"token": "of-yesterday"});
+    let file = cluster.place().new_dir("expired")?.join("kubeconfig");
+    std::fs::write(&file, config.to_string())?;
+    let expired = Person::new(&file);
+    for line in ["list", "nodes", "allow default/harbor web", "tokens create --node edge-1", "why edge-1"] {
+        let said = expired.runs(line).await?;
+        let said = said.is(1, &["does not accept the credentials of the kubeconfig"])?;
+        ensure!(!said.err.contains("of-yesterday"), "{}", said.err);
+    }
     Ok(())
 }
 
