@@ -64,6 +64,11 @@ impl Machine {
         Ok(command)
     }
 
+    /// Ends all of its processes at once, as a power cut does.
+    pub fn end(&mut self) {
+        end(&mut self.process);
+    }
+
     /// Id of process 1, in this namespace.
     fn init(&self) -> Result<String> {
         let pid = self.process.pid();
@@ -76,7 +81,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        end(&mut self.process);
+        self.end();
     }
 }
 

@@ -76,9 +76,13 @@ impl EdgeBox {
 
     /// The machine comes back after a power cut with what its disk has. Its other files are installed again.
     async fn power_on(mut self, disk: &mut Disk) -> Result<Self> {
-        drop(self.machine);
+        self.machine.end();
         disk.power_on().await?;
-        self.machine = boot(&self.containerd, Some(disk.root())).await?;
+        self.boot_again(disk.root()).await
+    }
+
+    async fn boot_again(mut self, state: &Path) -> Result<Self> {
+        self.machine = boot(&self.containerd, Some(state)).await?;
         self.machine.run(&self.line()).await?;
         self.install_key().await?;
         Ok(self)
@@ -323,6 +327,46 @@ async fn an_upgrade_survives_power_cuts() -> Result<()> {
     let image = node.registry.seed(&Image::of_layers("afterwards", &[MIB])?, "team/afterwards:v1")?;
     cluster.job("afterwards").on(["edge-1"]).images([&image]).completes().await?;
     ensure!(node.is_launched().await?, "the installed program runs");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_upgrade_survives_a_cut_at_any_write() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let cloud = Cloud::start(&cluster).await?;
+    cluster.edge_nodes(&["edge-1"]).await?;
+    let dir = Place::here()?.new_dir("state")?;
+    let root = dir.join("root");
+    std::fs::create_dir(&root)?;
+    let mut disk = Disk::record(Format::Ext4, &dir, &root).await?;
+    let mut node = EdgeBox::install(&cloud, Some(&root)).await?;
+    let second = node.signed("2.0.0", "exec /usr/local/bin/edgecore-prepull \"$@\"").await?;
+    let begun = disk.recorded();
+    upgrade_job(&cluster, "second", &second).completes().await?;
+    let known = disk.recorded();
+    node.machine.end();
+    let recording = disk.end_recording()?;
+
+    let mut chance = Chance::new(53, 0);
+    let cuts = recording.cuts(begun, crate::power::cuts(), &mut chance);
+    for (number, cut) in cuts.into_iter().chain([known]).enumerate() {
+        let at = || format!("cut before event {cut} of {}, the cloud knew at {known}", recording.len());
+        disk.insert(&recording, cut, &mut chance).await.with_context(at)?;
+        let record =
+            std::fs::read_to_string(root.join("upgrade/record.json")).unwrap_or_else(|_| "{}".to_owned());
+        let record: serde_json::Value = serde_json::from_str(&record).with_context(at)?;
+        println!("{}: {record}", at());
+        ensure!(cut < known || record["proved"]["version"] == "2.0.0", "{}: {record}", at());
+        node = node.boot_again(&root).await.with_context(at)?;
+        // It pulls, and takes the version that it doesn't have yet.
+        let image =
+            node.registry.seed(&Image::of_layers("after", &[MIB])?, &format!("team/after:v{number}"))?;
+        let after = cluster.job(&format!("after-{number}")).on(["edge-1"]).images([&image]);
+        after.completes().await.with_context(at)?;
+        upgrade_job(&cluster, &format!("again-{number}"), &second).completes().await.with_context(at)?;
+        node.proves("2.0.0").await.with_context(at)?;
+        node.machine.end();
+    }
     Ok(())
 }
 

@@ -115,7 +115,7 @@ async fn power_cuts_between_blobs_are_survived() -> Result<()> {
 }
 
 /// Number of cuts of a recording, for each format.
-fn cuts() -> usize {
+pub(crate) fn cuts() -> usize {
     std::env::var("PREPULL_E2E_CUTS").ok().and_then(|cuts| cuts.parse().ok()).unwrap_or(4)
 }
 
