@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use prepull_api::crd::remove::RemoveSpec;
 use prepull_api::task::{KeepCode, KubeletRecord};
 use prepull_e2e::images::delta::Delta;
 use prepull_e2e::kubernetes::Fate::{Asks, Runs};
@@ -158,6 +159,31 @@ fn workload(kind: &str, name: &str, image: &str) -> Value {
     workload
 }
 
+/// A removal while the kubelet starts a pod from the image: whichever comes first, the pod runs.
+async fn removals_beside_starting_pods(kubernetes: &Kubernetes, edge: &Worker) -> Result<()> {
+    let mut outcomes = Vec::new();
+    for number in 0..3_u64 {
+        let name = format!("raced-{number}");
+        let reference =
+            kubernetes.registry().seed(&Image::of_layers(&name, &[2 * MIB])?, &format!("shop/{name}:v1"))?;
+        edge.containerd().pull(&reference, None).await?;
+        let job = kubernetes.cluster().job(&name).on(["edge-1"]);
+        let job = job.spec(|job| {
+            let images = vec![reference.clone()];
+            job.image_pre_pull_template.remove = Some(RemoveSpec { images, ..RemoveSpec::default() });
+        });
+        let starting = pods::pod(&name, "edge-1", &reference, None);
+        let (fate, status) = tokio::join!(kubernetes.fate(&starting), async {
+            tokio::time::sleep(Duration::from_millis(150 * number)).await;
+            job.completes().await
+        });
+        assert_eq!(fate?, Runs);
+        outcomes.push(status?.reason);
+    }
+    println!("{outcomes:?}");
+    Ok(())
+}
+
 #[tokio::test]
 async fn workloads_roll_out_from_prepulled_images() -> Result<()> {
     let kubernetes = Kubernetes::start().await?;
@@ -190,9 +216,9 @@ async fn workloads_roll_out_from_prepulled_images() -> Result<()> {
     assert_eq!(fetched(), ahead, "the rollout downloads nothing");
 
     // Pods use the image now, so a removal keeps it.
-    let removed = me.runs(&format!("remove {stable} --node edge-1 --wait=2m")).await?;
+    let removed = me.runs(&format!("remove {stable} --name unused --node edge-1 --wait=2m")).await?;
     removed.is(0, &["Completed", "nothing was removed; 1 kept"])?;
-    let node = cluster.existing_job("remove-web-stable").node_status("edge-1").await?;
+    let node = cluster.existing_job("unused").node_status("edge-1").await?;
     let kept = node.removal.and_then(|removal| removal.images.first().cloned()).context("no image")?;
     assert_eq!(kept.code, Some(KeepCode::InUse), "{kept:?}");
     assert!(edge.containerd().has_image(&stable).await?);
@@ -208,6 +234,8 @@ async fn workloads_roll_out_from_prepulled_images() -> Result<()> {
     println!("{bytes} of {} bytes", large.size());
     assert!(bytes <= 2 * large.size() + MIB, "{bytes}");
     kubernetes.delete_pod("at-once").await?;
+
+    removals_beside_starting_pods(&kubernetes, &edge).await?;
 
     // A kubelet with a full disk removes images that no pod uses and no job pins.
     let kept = registry.seed(&Image::small("kept")?, "shop/kept:v1")?;

@@ -128,20 +128,25 @@ fn same(there: &ImagePrePullJob, wanted: &ImagePrePullJob) -> anyhow::Result<Str
     Ok("is there already, with the same spec".to_owned())
 }
 
-/// Fails for a job that has ended, if the registry may have another image under one of its names by now: the pods ask for that.
+/// Fails for a job that has ended, if it may have something to do by now: what it removed may be there again, or the registry has
+/// another image under one of its names, for which pods ask.
 fn refuse_old_success(there: &ImagePrePullJob) -> anyhow::Result<()> {
     if !jobs::is_over(there) {
         return Ok(());
+    }
+    let name = there.name_any();
+    let how =
+        format!("`kubectl delete ippj {name}` makes room for a new job, --name makes another one beside it");
+    if there.spec.image_pre_pull_template.remove.is_some() {
+        bail!("job {name} has ended, and what it removed may be there again: {how}");
     }
     let images = validate(there).map(|job| job.images).unwrap_or_default();
     let moves = images.iter().find(|image| {
         image.policy.unwrap_or_else(|| image.reference.default_pull_policy()) == PullPolicy::Always
     });
     if let Some(image) = moves {
-        let name = there.name_any();
         bail!(
-            "job {name} has ended, and {} may be another image by now (imagePullPolicy Always): `kubectl delete ippj {name}` makes \
-             room for a new job, --name makes another one beside it",
+            "job {name} has ended, and {} may be another image by now (imagePullPolicy Always): {how}",
             image.image
         );
     }
@@ -308,6 +313,9 @@ mod tests {
             job.status = serde_json::from_value(json!({"phase": phase})).unwrap();
             refuse_old_success(&job).map_err(|error| error.to_string())
         };
+        let removes = json!({"images": [], "remove": {"images": ["a:1"]}});
+        assert_eq!(said("a:1", removes.clone(), "InProgress"), Ok(()));
+        assert!(said("a:1", removes, "Completed").unwrap_err().contains("may be there again"));
         let always = json!({"imagePullPolicy": "Always"});
         for (image, more, phase) in [
             ("a:1", json!({}), "Completed"),
