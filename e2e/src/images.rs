@@ -68,12 +68,12 @@ impl Image {
         })
     }
 
-    /// An image of a program that is this script, as `make dist` lays it out.
-    pub fn of_script(program: &str, script: &str) -> Result<Self> {
+    /// An image of a program with this content, as `make dist` lays it out.
+    pub fn of_executable(program: &str, content: &[u8]) -> Result<Self> {
         // By what is in it: two tests may take the same version for different programs.
-        let digest = sha256(script.as_bytes());
-        cached(&format!("script-{program}-{}", digest.trim_start_matches("sha256:")), |layout| {
-            let layers = [layout.file_layer(&format!("usr/local/bin/{program}"), script.as_bytes())?];
+        let digest = sha256(content);
+        cached(&format!("program-{program}-{}", digest.trim_start_matches("sha256:")), |layout| {
+            let layers = [layout.file_layer(&format!("usr/local/bin/{program}"), content)?];
             layout.image(&Platform::here(), &layers)
         })
     }

@@ -93,12 +93,30 @@ impl EdgeBox {
         let script = format!(
             "#!/bin/sh\nif [ \"$1\" = --version ]; then echo edgecore-prepull {version}; exit; fi\n{does}\n"
         );
-        let image = Image::of_script("edgecore-prepull", &script)?;
+        let image = Image::of_executable("edgecore-prepull", script.as_bytes())?;
         Ok((self.registry.seed(&image, &format!("{REPOSITORY}:{version}"))?, image))
     }
 
     async fn signed(&self, version: &str, does: &str) -> Result<String> {
         let (reference, image) = self.version(version, does)?;
+        self.signer.sign(&self.registry, REPOSITORY, image.digest(), Form::Tag).await?;
+        Ok(reference)
+    }
+
+    /// The agent itself as another release: with this version, of the same length, wherever it has its own.
+    async fn released(&self, version: &str) -> Result<String> {
+        let file = Place::here()?.new_dir("release")?.join("edgecore-prepull");
+        let mut strip = std::process::Command::new("strip");
+        strip.arg("-o").arg(&file).arg(parts::program("edgecore-prepull")?);
+        parts::output(strip).await?;
+        let (own, mut program) = (env!("CARGO_PKG_VERSION").as_bytes(), std::fs::read(&file)?);
+        ensure!(own.len() == version.len(), "{version} has another length");
+        let found = program.windows(own.len()).enumerate().filter(|(_, bytes)| *bytes == own);
+        for at in found.map(|(at, _)| at).collect::<Vec<_>>() {
+            program[at..at + own.len()].copy_from_slice(version.as_bytes());
+        }
+        let image = Image::of_executable("edgecore-prepull", &program)?;
+        let reference = self.registry.seed(&image, &format!("{REPOSITORY}:{version}"))?;
         self.signer.sign(&self.registry, REPOSITORY, image.digest(), Form::Tag).await?;
         Ok(reference)
     }
@@ -292,6 +310,34 @@ async fn a_job_upgrades_an_agent_or_it_goes_back() -> Result<()> {
     node.proves("7.0.0").await?;
     let image = node.registry.seed(&Image::of_layers("afterwards", &[MIB])?, "team/afterwards:v1")?;
     cluster.job("afterwards").on(["edge-1"]).images([&image]).completes().await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn real_releases_replace_each_other_both_ways() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let cloud = Cloud::start(&cluster).await?;
+    cluster.edge_nodes(&["edge-1"]).await?;
+    let node = EdgeBox::install(&cloud, None).await?;
+    let image = node.registry.seed(&Image::of_layers("released", &[MIB])?, "team/released:v1")?;
+    let pulls = async |name: &str| {
+        let job = cluster.job(name).on(["edge-1"]).images([&image]).policy("Always");
+        job.completes().await.map(drop)
+    };
+    for version in ["0.9.0", "0.0.9"] {
+        let release = node.released(version).await?;
+        upgrade_job(&cluster, &format!("to-{version}"), &release).completes().await?;
+        node.proves(version).await?;
+        pulls(&format!("under-{version}")).await?;
+        node.shell("systemctl restart edgecore-prepull").await?;
+        eventually("it runs after a restart", SOON, async || {
+            let status = node.machine.run(&["edgecore-prepull", "status"]).await?;
+            ensure!(status.contains(version), "{status}");
+            Ok(())
+        })
+        .await?;
+        pulls(&format!("again-under-{version}")).await?;
+    }
     Ok(())
 }
 

@@ -180,7 +180,7 @@ async fn removals_beside_starting_pods(kubernetes: &Kubernetes, edge: &Worker) -
         assert_eq!(fate?, Runs);
         outcomes.push(status?.reason);
     }
-    println!("{outcomes:?}");
+    eprintln!("{outcomes:?}");
     Ok(())
 }
 
