@@ -41,8 +41,13 @@ pub(crate) async fn create(cluster: &Cluster, job: &ImagePrePullJob) -> anyhow::
             strict.parse().map_err(|error| kube::Error::HttpError(http::Error::from(error)))?;
         cluster.client().request(request).await
     };
-    let made = made.await.with_context(|| format!("job {} cannot be made", job.name_any()))?;
-    refuse_dropped(&json!(job.spec), &made)?;
+    let made: ImagePrePullJob =
+        made.await.with_context(|| format!("job {} cannot be made", job.name_any()))?;
+    let name = made.name_any();
+    let whole = refuse_dropped(&json!(job.spec), &made);
+    whole.map_err(|error| {
+        anyhow!("{error}. It isn't the job that was asked for: kubectl delete ippj {name}")
+    })?;
     Ok(made)
 }
 
