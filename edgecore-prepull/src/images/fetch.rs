@@ -399,8 +399,12 @@ impl<P: Puller> Puller for Fetching<P> {
         self.fetcher.weigh(ids).await
     }
 
-    async fn remove(&self, id: &str, names: &[String]) -> Result<Removed, PullError> {
-        self.fetcher.clear(id, names).await
+    async fn remove(
+        &self,
+        id: &str,
+        agrees: impl FnOnce(&[HeldImage]) -> bool + Send,
+    ) -> Result<Removed, PullError> {
+        self.fetcher.clear(id, agrees).await
     }
 
     fn set_progress_wanted(&self, wanted: bool) {

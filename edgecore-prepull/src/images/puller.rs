@@ -122,10 +122,14 @@ pub trait Puller: Send + Sync + 'static {
         std::future::ready(Err(cannot_remove()))
     }
 
-    /// Removes an image with all of its names, unless something needs it by now, or it has got a name besides these. What is
-    /// gone is gone for good: a power cut brings back nothing.
-    fn remove(&self, id: &str, names: &[String]) -> impl Future<Output = Result<Removed, PullError>> + Send {
-        let _ = (id, names);
+    /// Removes an image with all of its names, if it's there and the caller agrees, by what the runtime has at this moment. What
+    /// is gone is gone for good: a power cut brings back nothing.
+    fn remove(
+        &self,
+        id: &str,
+        agrees: impl FnOnce(&[HeldImage]) -> bool + Send,
+    ) -> impl Future<Output = Result<Removed, PullError>> + Send {
+        let _ = (id, agrees);
         std::future::ready(Err(cannot_remove()))
     }
 
@@ -197,8 +201,8 @@ pub enum Removed {
     Freed(u64),
     /// It wasn't there any more.
     Absent,
-    /// Something needs it by now.
-    Needed(KeepCode),
+    /// It's there, and the caller doesn't agree.
+    Declined,
 }
 
 /// The jobs to unpin.

@@ -175,7 +175,7 @@ pub(crate) fn choose(removal: &Removal, node: Node<'_>) -> RemovalRecord {
             .or_else(|| {
                 asked
                     .other_name(names, &references)
-                    .map(|other| (KeepCode::OtherName, format!("the node also has it as {}", other.text)))
+                    .map(|other| (KeepCode::OtherName, also_called(&other.text)))
             });
         match reason {
             Some((code, reason)) => record.kept.push(kept(shown, code, reason)),
@@ -194,25 +194,31 @@ pub(crate) fn choose(removal: &Removal, node: Node<'_>) -> RemovalRecord {
 }
 
 /// Decides again about an image that was chosen a while ago: it may have got another name since, or be the last one of its
-/// repository. Returns all of its names, or why it stays. `None` if it's gone.
-pub(crate) fn choose_again(
+/// repository. Returns why it stays, if it does.
+pub(crate) fn stays_by_now(
     removal: &Removal,
     node: Node<'_>,
     planned: &PlannedRemoval,
-) -> Option<Result<Vec<String>, ImageRemoval>> {
+) -> Option<ImageRemoval> {
     let mut held = node.held.to_vec();
     let image = held.iter_mut().find(|image| image.id == planned.id)?;
-    let names = image.names.iter().map(|name| normalized_name(name)).collect();
+    if let Some(other) = image.names.iter().find(|name| !planned.names.contains(&normalized_name(name))) {
+        return Some(kept(&planned.image, KeepCode::OtherName, also_called(other)));
+    }
     // A power cut may have come between the removal of two of its names, and one may be another image's by now.
     image.names.extend(planned.names.iter().cloned());
     let shown: Vec<_> =
         image.names.iter().map(|name| normalized_name(name)).chain([image.id.clone()]).collect();
     let RemovalRecord { planned: chosen, kept } = choose(removal, Node { held: &held, ..node });
     if chosen.iter().any(|again| again.id == planned.id) {
-        return Some(Ok(names));
+        return None;
     }
     let stays = kept.into_iter().find(|stays| shown.contains(&stays.image));
-    Some(Err(stays.unwrap_or_else(|| not_chosen(planned))))
+    Some(stays.unwrap_or_else(|| not_chosen(planned)))
+}
+
+fn also_called(name: &str) -> String {
+    format!("the node also has it as {name}")
 }
 
 /// A rule that no longer names the image: only where the task itself has changed.
@@ -405,27 +411,26 @@ mod tests {
             names: vec!["r.io/app:1".to_owned(), digest('a')],
             ..PlannedRemoval::default()
         };
-        let again = |removal: &Removal, held: &[HeldImage]| {
-            choose_again(removal, node(held), &planned).map(|again| again.map_err(|stays| stays.code))
+        let stays = |removal: &Removal, held: &[HeldImage]| {
+            stays_by_now(removal, node(held), &planned).map(|stays| stays.code)
         };
         let removal = of_images(&["r.io/app:1"]);
-        let names = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
-        assert_eq!(again(&removal, &[]), None);
-        assert_eq!(again(&removal, &[image("a", 9, &["r.io/app:1"])]), Some(Ok(names(&["r.io/app:1"]))));
+        assert_eq!(stays(&removal, &[]), None);
+        assert_eq!(stays(&removal, &[image("a", 9, &["r.io/app:1"])]), None);
         for (held, code) in [
             (image("a", 9, &["r.io/app:1", "r.io/app:stable"]), KeepCode::OtherName),
             (image("a", 9, &["r.io/app:stable"]), KeepCode::OtherName),
-            (image("a", 9, &["r.io/app:1", "r.io/wanted:1"]), KeepCode::Wanted),
+            (image("a", 9, &["r.io/app:1", "r.io/wanted:1"]), KeepCode::OtherName),
             (HeldImage { needed: Some(KeepCode::InUse), ..image("a", 9, &["r.io/app:1"]) }, KeepCode::InUse),
         ] {
-            assert_eq!(again(&removal, std::slice::from_ref(&held)), Some(Err(Some(code))), "{held:?}");
+            assert_eq!(stays(&removal, std::slice::from_ref(&held)), Some(Some(code)), "{held:?}");
         }
         // A power cut came after its tag was gone.
         let half = image("a", 9, &[&digest('a')]);
-        assert_eq!(again(&removal, &[half]), Some(Ok(names(&[&digest('a')]))));
+        assert_eq!(stays(&removal, &[half]), None);
         // The newer ones were removed by others, so this one is the last.
         let held = [image("a", 9, &["r.io/app:1"])];
-        assert_eq!(again(&of_repository(1, None), &held), Some(Err(Some(KeepCode::KeepLast))));
+        assert_eq!(stays(&of_repository(1, None), &held), Some(Some(KeepCode::KeepLast)));
     }
 
     #[test]

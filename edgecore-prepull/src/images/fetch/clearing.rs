@@ -12,7 +12,7 @@ use super::fetcher::Fetcher;
 use super::unused::{ListedImage, Listing};
 use crate::images::containerd::{Holdings, Record};
 use crate::images::puller::cri::to_pull_error;
-use crate::images::puller::{HeldImage, PullError, Removed, normalized_name};
+use crate::images::puller::{HeldImage, PullError, Removed};
 
 /// What the node has at one moment.
 struct Survey {
@@ -32,6 +32,10 @@ struct Store {
 impl Survey {
     fn image(&self, id: &str) -> Option<&ListedImage> {
         self.listing.images.iter().find(|image| image.id == id)
+    }
+
+    fn held_images(&self) -> Vec<HeldImage> {
+        self.listing.images.iter().map(|image| self.describe(image)).collect()
     }
 
     fn describe(&self, image: &ListedImage) -> HeldImage {
@@ -106,8 +110,7 @@ impl Fetcher {
     }
 
     pub(super) async fn held_images(&self) -> Result<Vec<HeldImage>, PullError> {
-        let survey = self.survey().await?;
-        Ok(survey.listing.images.iter().map(|image| survey.describe(image)).collect())
+        Ok(self.survey().await?.held_images())
     }
 
     /// The bytes that removing these images would free, of each after those before it.
@@ -130,16 +133,17 @@ impl Fetcher {
         Ok(weights)
     }
 
-    /// Removes an image, unless something needs it by now, or it has got a name besides these.
-    pub(super) async fn clear(&self, id: &str, names: &[String]) -> Result<Removed, PullError> {
+    /// Removes an image, if it's there and the caller agrees.
+    pub(super) async fn clear(
+        &self,
+        id: &str,
+        agrees: impl FnOnce(&[HeldImage]) -> bool,
+    ) -> Result<Removed, PullError> {
         let _turn = self.removing.lock().await;
         let before = self.survey().await?;
         let Some(image) = before.image(id) else { return Ok(Removed::Absent) };
-        if let Some(code) = before.needed(image) {
-            return Ok(Removed::Needed(code));
-        }
-        if image.names.iter().any(|name| !names.contains(&normalized_name(name))) {
-            return Ok(Removed::Needed(KeepCode::OtherName));
+        if !agrees(&before.held_images()) {
+            return Ok(Removed::Declined);
         }
         let Some(store) = &before.store else {
             self.runtime.remove(id).await?;

@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use prepull_api::task::{Bytes, ImageFacts, JobUid, KeepCode, PulledBy, SandboxMetadata};
+use prepull_api::task::{Bytes, ImageFacts, JobUid, PulledBy, SandboxMetadata};
 use prepull_api::wire::Filesystem;
 use tokio::time::sleep;
 
@@ -202,18 +202,19 @@ impl Puller for Fake {
         Ok(ids.iter().map(size).collect())
     }
 
-    async fn remove(&self, id: &str, names: &[String]) -> Result<Removed, PullError> {
+    async fn remove(
+        &self,
+        id: &str,
+        agrees: impl FnOnce(&[HeldImage]) -> bool + Send,
+    ) -> Result<Removed, PullError> {
         sleep(Duration::from_secs(1)).await;
         let mut state = self.state.lock().unwrap();
         if let Some(error) = state.removal_errors.pop() {
             return Err(error);
         }
         let Some(at) = state.held.iter().position(|image| image.id == id) else { return Ok(Removed::Absent) };
-        if state.held[at].names != names {
-            return Ok(Removed::Needed(KeepCode::OtherName));
-        }
-        if let Some(code) = state.held[at].needed {
-            return Ok(Removed::Needed(code));
+        if !agrees(&state.held) {
+            return Ok(Removed::Declined);
         }
         Ok(Removed::Freed(state.held.remove(at).size))
     }

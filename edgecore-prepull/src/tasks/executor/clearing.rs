@@ -12,9 +12,9 @@ use super::image::{FIRST_BACKOFF, ImagePulls, LAST_BACKOFF};
 use super::progress::TaskUpdate;
 use super::window::wait_until;
 use crate::backoff::Backoff;
-use crate::images::puller::{ErrorClass, PullError, Puller, Removed};
+use crate::images::puller::{ErrorClass, HeldImage, PullError, Puller, Removed};
 use crate::tasks::agent::Execution;
-use crate::tasks::removal::{Node, PlannedRemoval, RemovalRecord, choose, choose_again, kept};
+use crate::tasks::removal::{Node, PlannedRemoval, RemovalRecord, choose, kept, stays_by_now};
 
 /// Retries after an error other than an absent runtime, as for the checks: it's a problem of the node.
 const RETRIES: u32 = 3;
@@ -124,31 +124,31 @@ async fn remove<P: Puller>(
     removal: &Removal,
     planned: &PlannedRemoval,
 ) -> Result<ImageRemoval, PullError> {
-    let PlannedRemoval { id, names: _, image, bytes, end: _ } = planned;
-    let held = images.puller.held_images().await?;
-    let wanted = images.wanted.references_but(&execution.task.id);
-    let names =
-        match choose_again(removal, Node { held: &held, wanted: &wanted, now: images.clock.wall() }, planned)
-        {
-            Some(Ok(names)) => names,
-            Some(Err(stays)) => return Ok(stays),
-            None => Vec::new(),
-        };
+    let PlannedRemoval { id, names, image, bytes, end: _ } = planned;
+    // Before the runtime is asked what it has: none of its names moves to another image until this one is gone.
     let guards: Option<Vec<_>> = names.iter().map(|name| images.try_lock(name)).collect();
     if guards.is_none() {
         return Ok(kept(image, KeepCode::Wanted, String::new()));
     }
+    let wanted = images.wanted.references_but(&execution.task.id);
+    let mut stays = None;
+    let agrees = |held: &[HeldImage]| {
+        let now = images.clock.wall();
+        stays = stays_by_now(removal, Node { held, wanted: &wanted, now }, planned);
+        stays.is_none()
+    };
+    let ended = images.puller.remove(id, agrees).await?;
     let removed = |bytes| ImageRemoval {
         image: image.clone(),
         outcome: RemovalOutcome::Removed,
         bytes,
         ..ImageRemoval::default()
     };
-    Ok(match images.puller.remove(id, &names).await? {
-        Removed::Freed(freed) => removed(freed),
+    Ok(match (ended, stays) {
+        (Removed::Freed(freed), _) => removed(freed),
+        (Removed::Declined, Some(stays)) => stays,
         // It was there when it was chosen, so it went before a restart of the agent or of the runtime.
-        Removed::Absent => removed(*bytes),
-        Removed::Needed(code) => kept(image, code, String::new()),
+        (Removed::Absent | Removed::Declined, _) => removed(*bytes),
     })
 }
 
