@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use prepull_api::crd::upgrade::UpgradeSpec;
 use prepull_e2e::cluster::NAMESPACE;
 use prepull_e2e::helm::{CHART, Helm};
-use prepull_e2e::kubernetes::Installation;
+use prepull_e2e::kubernetes::{EDGE_NAMESPACE, Installation};
 use prepull_e2e::parts;
 use prepull_e2e::prelude::*;
 
@@ -146,8 +146,30 @@ async fn chart_takes_over_upgrades_and_leaves(
     let left = cluster.existing_job("taken-over").status().await?;
     assert_eq!(left.phase, JobPhase::Completed, "jobs and definitions stay");
 
-    run(&[&["install", "prepull", CHART], &values[..]].concat()).await?;
+    // From the start, and with the agents: the DaemonSet is the chart's now.
+    let agent = format!("agents.image.repository={}", kubernetes.registry().image("edgecore-prepull"));
+    let room =
+        "agents.settings.PREPULL_DISK_MIN_FREE=64MiB,agents.settings.PREPULL_IMAGE_GC_HIGH_THRESHOLD=100%";
+    let agents = [
+        "agents.enabled=true",
+        "agents.createNamespace=false",
+        "agents.podAnnotations.of=chart",
+        &agent,
+        room,
+    ];
+    let agents: Vec<_> = agents.into_iter().flat_map(|value| ["--set", value]).collect();
+    let install = ["install", "prepull", CHART, "--take-ownership"];
+    run(&[&install[..], &values, &agents].concat()).await?;
     installation.is_rolled_out(NAMESPACE, DEPLOYMENT).await?;
+    installation.is_rolled_out(EDGE_NAMESPACE, "daemonset/edgecore-prepull").await?;
+    let of = ["get", "pods", "--selector=app.kubernetes.io/name=edgecore-prepull"];
+    let of = [
+        &["--namespace", EDGE_NAMESPACE],
+        &of[..],
+        &["--output=jsonpath={.items[*].metadata.annotations.of}"],
+    ]
+    .concat();
+    assert_eq!(cluster.kubectl(&of).await?, "chart");
     pulls("installed-again").await?;
     Ok(())
 }
