@@ -17,8 +17,8 @@ use serde::de::DeserializeOwned;
 
 use crate::cli::Cli;
 use crate::cluster::Cluster;
-use crate::commands::set;
 use crate::edges;
+use crate::job_fields;
 use crate::output::print;
 use crate::session::{GlobalArgs, SYSTEM};
 
@@ -196,8 +196,10 @@ fn of_argument(argument: &Arg) -> Wanted {
         "secret" => Wanted::Secret,
         "site" => Wanted::Site,
         "context" => Wanted::Context,
-        "settings" => Wanted::Words(set::keys().map(|key| (format!("{key}="), String::new())).collect()),
-        "kubeconfig" | "filename" | "secrets_from" => Wanted::File,
+        "settings" => {
+            Wanted::Words(job_fields::keys().map(|key| (format!("{key}="), String::new())).collect())
+        }
+        "kubeconfig" | "filename" | "secrets" => Wanted::File,
         _ => {
             let values = argument.get_possible_values();
             Wanted::Words(

@@ -18,6 +18,7 @@ mod cluster;
 mod complete;
 mod edges;
 mod events;
+mod job_fields;
 mod jobs;
 mod kruise;
 mod leader;

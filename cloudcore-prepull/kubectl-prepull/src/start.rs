@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 
 use crate::amounts::{count, duration};
 use crate::cluster::Cluster;
-use crate::commands::set::is_setting;
+use crate::job_fields::is_setting;
 use crate::order::Order;
 use crate::output::print_changed;
 use crate::problem::{MissingRight, WrongUsage, note};
@@ -88,7 +88,8 @@ fn is_taken(error: &anyhow::Error) -> bool {
     problem::answer(error).is_some_and(|answer| answer.code == 409 && answer.reason == "AlreadyExists")
 }
 
-/// An annotation with the digest of the order of a job, by which the same command knows it after `set` has changed it.
+/// An annotation with the digest of the order of a job, by which the same command knows it after `set` has changed it
+/// (docs/decisions/0046-names-of-jobs.md).
 const ORDER: &str = "prepull.kubeedge.io/order";
 
 /// What the job is that is there, if it does what this one asks for, and fails otherwise. A pipeline that runs twice follows the one
@@ -128,8 +129,8 @@ fn same(there: &ImagePrePullJob, wanted: &ImagePrePullJob) -> anyhow::Result<Str
     Ok("is there already, with the same spec".to_owned())
 }
 
-/// Fails for a job that has ended, if it may have something to do by now: what it removed may be there again, or the registry has
-/// another image under one of its names, for which pods ask.
+/// Fails for a job that has ended, if it may have something to do by now: its nodes may have images to remove again, or the registry
+/// has another image under one of its names, for which pods ask.
 fn refuse_old_success(there: &ImagePrePullJob) -> anyhow::Result<()> {
     if !jobs::is_over(there) {
         return Ok(());
@@ -138,7 +139,7 @@ fn refuse_old_success(there: &ImagePrePullJob) -> anyhow::Result<()> {
     let how =
         format!("`kubectl delete ippj {name}` makes room for a new job, --name makes another one beside it");
     if there.spec.image_pre_pull_template.remove.is_some() {
-        bail!("job {name} has ended, and what it removed may be there again: {how}");
+        bail!("job {name} has ended, and its nodes may have other images by now: {how}");
     }
     let images = validate(there).map(|job| job.images).unwrap_or_default();
     let moves = images.iter().find(|image| {
@@ -315,7 +316,7 @@ mod tests {
         };
         let removes = json!({"images": [], "remove": {"images": ["a:1"]}});
         assert_eq!(said("a:1", removes.clone(), "InProgress"), Ok(()));
-        assert!(said("a:1", removes, "Completed").unwrap_err().contains("may be there again"));
+        assert!(said("a:1", removes, "Completed").unwrap_err().contains("may have other images by now"));
         let always = json!({"imagePullPolicy": "Always"});
         for (image, more, phase) in [
             ("a:1", json!({}), "Completed"),

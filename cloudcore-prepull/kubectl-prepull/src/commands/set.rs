@@ -10,6 +10,7 @@ use prepull_api::crd::status::JobPhase;
 use serde_json::{Map, Value, json};
 
 use crate::cluster::Cluster;
+use crate::job_fields::{FIELDS, ValueKind, keys};
 use crate::jobs;
 use crate::name::OwnJob;
 use crate::order::{Concurrency, SecretName, parse_deltas};
@@ -63,61 +64,6 @@ impl FromStr for Setting {
         }
         Ok(Self { key: key.to_owned(), value: value.to_owned() })
     }
-}
-
-/// A field of a job that may change while it runs.
-struct JobField {
-    key: &'static str,
-    /// Where it is in the job.
-    path: &'static str,
-    kind: ValueKind,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum ValueKind {
-    Text,
-    /// A time, in seconds.
-    Seconds,
-    Number,
-    Truth,
-    /// Texts with commas in between.
-    Texts,
-    Secret,
-    Nodes,
-    Windows,
-    Deltas,
-}
-
-const fn field(key: &'static str, path: &'static str, kind: ValueKind) -> JobField {
-    JobField { key, path, kind }
-}
-
-static FIELDS: [JobField; 15] = [
-    field("rate", "spec.download.maxRate", ValueKind::Text),
-    field("site-rate", "spec.download.maxSiteRate", ValueKind::Text),
-    field("share", "spec.download.shareWithinSite", ValueKind::Truth),
-    field("deltas", "spec.download.deltas", ValueKind::Deltas),
-    field("concurrency", "spec.imagePrePullTemplate.concurrency", ValueKind::Nodes),
-    field("secret", "spec.imagePrePullTemplate.imageSecrets", ValueKind::Secret),
-    field("window", "spec.windows", ValueKind::Windows),
-    field("wave", "spec.rollout.steps", ValueKind::Texts),
-    field("pause", "spec.rollout.pauseSeconds", ValueKind::Seconds),
-    field("tolerate", "spec.imagePrePullTemplate.failureTolerate", ValueKind::Text),
-    field("retries", "spec.imagePrePullTemplate.retryTimes", ValueKind::Number),
-    field("node-timeout", "spec.imagePrePullTemplate.timeoutSeconds", ValueKind::Seconds),
-    field("deadline", "spec.activeDeadlineSeconds", ValueKind::Seconds),
-    field("ttl", "spec.ttlSecondsAfterFinished", ValueKind::Seconds),
-    field("follow-nodes", "spec.followNodes", ValueKind::Truth),
-];
-
-/// What can be set.
-pub(crate) fn keys() -> impl Iterator<Item = &'static str> {
-    FIELDS.iter().map(|field| field.key)
-}
-
-/// Whether `set` changes the field at this path.
-pub(crate) fn is_setting(path: &str) -> bool {
-    FIELDS.iter().any(|field| field.path == path)
 }
 
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &SetArgs) -> anyhow::Result<Ended> {
