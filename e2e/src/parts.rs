@@ -115,6 +115,13 @@ pub fn program(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// Writes one of our programs to a file, without its debug information: it's less than half as large.
+pub async fn strip(name: &str, to: &Path) -> Result<()> {
+    let mut command = Command::new("strip");
+    command.arg("-o").arg(to).arg(program(name)?);
+    output(command).await.map(drop)
+}
+
 /// The source of our programs for a test.
 #[derive(Clone, Debug, Default)]
 pub enum Programs {

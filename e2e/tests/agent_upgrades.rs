@@ -1,7 +1,7 @@
 //! An agent in its unit, with a real systemd: upgrades and a delta. The other versions are scripts that run the installed
 //! program, or don't.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use prepull_api::crd::upgrade::UpgradeSpec;
 use prepull_api::failure::FailureCode;
@@ -106,9 +106,7 @@ impl EdgeBox {
     /// The agent itself as another release: with this version, of the same length, wherever it has its own.
     async fn released(&self, version: &str) -> Result<String> {
         let file = Place::here()?.new_dir("release")?.join("edgecore-prepull");
-        let mut strip = std::process::Command::new("strip");
-        strip.arg("-o").arg(&file).arg(parts::program("edgecore-prepull")?);
-        parts::output(strip).await?;
+        parts::strip("edgecore-prepull", &file).await?;
         let (own, mut program) = (env!("CARGO_PKG_VERSION").as_bytes(), std::fs::read(&file)?);
         ensure!(own.len() == version.len(), "{version} has another length");
         let found = program.windows(own.len()).enumerate().filter(|(_, bytes)| *bytes == own);
@@ -154,11 +152,25 @@ impl EdgeBox {
     }
 }
 
-#[tokio::test]
-async fn a_signed_version_proves_itself_or_goes_back() -> Result<()> {
+/// A cluster with the Node of a box.
+async fn cloud() -> Result<(Cluster, Cloud)> {
     let cluster = Cluster::start().await?;
     let cloud = Cloud::start(&cluster).await?;
     cluster.edge_nodes(&["edge-1"]).await?;
+    Ok((cluster, cloud))
+}
+
+/// Directories for a disk, and for what is on it.
+fn disk_dirs() -> Result<(PathBuf, PathBuf)> {
+    let dir = Place::here()?.new_dir("state")?;
+    let root = dir.join("root");
+    std::fs::create_dir(&root)?;
+    Ok((dir, root))
+}
+
+#[tokio::test]
+async fn a_signed_version_proves_itself_or_goes_back() -> Result<()> {
+    let (cluster, cloud) = cloud().await?;
     let node = EdgeBox::install(&cloud, None).await?;
     let runs = "exec /usr/local/bin/edgecore-prepull \"$@\"";
 
@@ -259,9 +271,7 @@ fn upgrade_job<'a>(cluster: &'a Cluster, name: &str, image: &str) -> JobBuilder<
 
 #[tokio::test]
 async fn a_job_upgrades_an_agent_or_it_goes_back() -> Result<()> {
-    let cluster = Cluster::start().await?;
-    let cloud = Cloud::start(&cluster).await?;
-    cluster.edge_nodes(&["edge-1"]).await?;
+    let (cluster, cloud) = cloud().await?;
     let node = EdgeBox::install(&cloud, None).await?;
     let runs = "exec /usr/local/bin/edgecore-prepull \"$@\"";
 
@@ -315,9 +325,7 @@ async fn a_job_upgrades_an_agent_or_it_goes_back() -> Result<()> {
 
 #[tokio::test]
 async fn real_releases_replace_each_other_both_ways() -> Result<()> {
-    let cluster = Cluster::start().await?;
-    let cloud = Cloud::start(&cluster).await?;
-    cluster.edge_nodes(&["edge-1"]).await?;
+    let (cluster, cloud) = cloud().await?;
     let node = EdgeBox::install(&cloud, None).await?;
     let image = node.registry.seed(&Image::of_layers("released", &[MIB])?, "team/released:v1")?;
     let pulls = async |name: &str| {
@@ -343,12 +351,8 @@ async fn real_releases_replace_each_other_both_ways() -> Result<()> {
 
 #[tokio::test]
 async fn an_upgrade_survives_power_cuts() -> Result<()> {
-    let cluster = Cluster::start().await?;
-    let cloud = Cloud::start(&cluster).await?;
-    cluster.edge_nodes(&["edge-1"]).await?;
-    let dir = Place::here()?.new_dir("state")?;
-    let root = dir.join("root");
-    std::fs::create_dir(&root)?;
+    let (cluster, cloud) = cloud().await?;
+    let (dir, root) = disk_dirs()?;
     let mut disk = Disk::mount(Format::Ext4, disk::SIZE, &dir, &root).await?;
     let node = EdgeBox::install(&cloud, Some(&root)).await?;
     let slow = "sleep 3\nexec /usr/local/bin/edgecore-prepull \"$@\"";
@@ -378,12 +382,8 @@ async fn an_upgrade_survives_power_cuts() -> Result<()> {
 
 #[tokio::test]
 async fn an_upgrade_survives_a_cut_at_any_write() -> Result<()> {
-    let cluster = Cluster::start().await?;
-    let cloud = Cloud::start(&cluster).await?;
-    cluster.edge_nodes(&["edge-1"]).await?;
-    let dir = Place::here()?.new_dir("state")?;
-    let root = dir.join("root");
-    std::fs::create_dir(&root)?;
+    let (cluster, cloud) = cloud().await?;
+    let (dir, root) = disk_dirs()?;
     let mut disk = Disk::record(Format::Ext4, &dir, &root).await?;
     let mut node = EdgeBox::install(&cloud, Some(&root)).await?;
     let second = node.signed("2.0.0", "exec /usr/local/bin/edgecore-prepull \"$@\"").await?;
@@ -418,9 +418,7 @@ async fn an_upgrade_survives_a_cut_at_any_write() -> Result<()> {
 
 #[tokio::test]
 async fn an_agent_in_its_unit_applies_a_delta() -> Result<()> {
-    let cluster = Cluster::start().await?;
-    let cloud = Cloud::start(&cluster).await?;
-    cluster.edge_nodes(&["edge-1"]).await?;
+    let (cluster, cloud) = cloud().await?;
     let node = EdgeBox::install(&cloud, None).await?;
     let versions = [Image::version("unit", 1, 1)?, Image::version("unit", 2, 1)?];
     let before = node.registry.seed(&versions[0], "team/app:v1")?;

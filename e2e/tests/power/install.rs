@@ -102,9 +102,7 @@ async fn an_install_survives_a_cut_at_any_write() -> Result<()> {
     std::fs::create_dir(&root)?;
     // Stripped of debug information, so that it's written quickly.
     let download = dir.join("download");
-    let mut strip = Command::new("strip");
-    strip.arg("-o").arg(&download).arg(parts::program("edgecore-prepull")?);
-    parts::output(strip).await?;
+    parts::strip("edgecore-prepull", &download).await?;
     let enroll = format!("https://{}", cloud.enroll_addr());
     let tunnel = format!("wss://{}{TUNNEL_PATH}", cloud.tunnel_addr());
     let addresses = ["--enroll-url".to_owned(), enroll, "--tunnel-url".to_owned(), tunnel];
