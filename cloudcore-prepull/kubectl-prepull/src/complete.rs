@@ -9,7 +9,7 @@ use clap::{Arg, ArgAction, Command, CommandFactory};
 use k8s_openapi::api::core::v1::{Node, Secret};
 use kube::api::{Api, ListParams};
 use kube::config::Kubeconfig;
-use kube::{Client, Resource, ResourceExt};
+use kube::{Resource, ResourceExt};
 use prepull_api::crd::EDGE_LABEL;
 use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::edges::sites::SiteQuery;
@@ -56,16 +56,13 @@ pub(crate) async fn run(words: &[String]) -> anyhow::Result<()> {
     let (wanted, global) = wanted(&Cli::command(), words);
     let candidates = match wanted {
         Wanted::Words(words) => words,
-        Wanted::Job => {
-            in_time(async { names(&Api::<ImagePrePullJob>::all(client(&global).await?), None).await }).await
-        }
-        Wanted::Node => {
-            in_time(async { names(&Api::<Node>::all(client(&global).await?), Some(EDGE_LABEL)).await }).await
-        }
-        Wanted::Secret => in_time(secrets(&global)).await,
-        Wanted::Site => in_time(sites(&global)).await,
         Wanted::Context => contexts(&global),
         Wanted::File => return print(&format!("{FILES}\n")),
+        of_cluster => {
+            // As long as a person waits.
+            let found = tokio::time::timeout(PATIENCE, look_up(&of_cluster, &global)).await;
+            found.ok().flatten().unwrap_or_default().into_iter().map(|name| (name, String::new())).collect()
+        }
     };
     let typed = words.last().map(String::as_str).unwrap_or_default();
     let fitting = candidates.iter().filter(|(word, _)| word.starts_with(typed));
@@ -74,14 +71,20 @@ pub(crate) async fn run(words: &[String]) -> anyhow::Result<()> {
     print(&format!("{}\n", lines.chain([ONLY_THESE.to_owned()]).collect::<Vec<_>>().join("\n")))
 }
 
-/// What was found, as long as a person waits.
-async fn in_time(read: impl Future<Output = Option<Vec<String>>>) -> Vec<(String, String)> {
-    let found = tokio::time::timeout(PATIENCE, read).await.ok().flatten().unwrap_or_default();
-    found.into_iter().map(|name| (name, String::new())).collect()
-}
-
-async fn client(global: &GlobalArgs) -> Option<Client> {
-    Some(Cluster::connect(global).await.ok()?.client())
+async fn look_up(wanted: &Wanted, global: &GlobalArgs) -> Option<Vec<String>> {
+    let cluster = Cluster::connect(global).await.ok()?;
+    let client = cluster.client();
+    match wanted {
+        Wanted::Job => names(&Api::<ImagePrePullJob>::all(client), None).await,
+        Wanted::Node => names(&Api::<Node>::all(client), Some(EDGE_LABEL)).await,
+        // By their names alone: their content isn't read.
+        Wanted::Secret => names(&Api::<Secret>::namespaced(client, cluster.namespace()), None).await,
+        Wanted::Site => {
+            let list = edges::sites(&cluster, &SiteQuery::default()).await.ok()?;
+            Some(list.items.into_iter().map(|site| site.name).collect())
+        }
+        Wanted::Words(_) | Wanted::Context | Wanted::File => None,
+    }
 }
 
 async fn names<K>(api: &Api<K>, labelled: Option<&str>) -> Option<Vec<String>>
@@ -91,18 +94,6 @@ where
     let mut asked = ListParams::default().limit(NAMES);
     asked.label_selector = labelled.map(str::to_owned);
     Some(api.list_metadata(&asked).await.ok()?.items.iter().map(ResourceExt::name_any).collect())
-}
-
-/// The Secrets of the namespace, by their names alone: their content isn't read.
-async fn secrets(global: &GlobalArgs) -> Option<Vec<String>> {
-    let cluster = Cluster::connect(global).await.ok()?;
-    names(&Api::<Secret>::namespaced(cluster.client(), cluster.namespace()), None).await
-}
-
-async fn sites(global: &GlobalArgs) -> Option<Vec<String>> {
-    let cluster = Cluster::connect(global).await.ok()?;
-    let list = edges::sites(&cluster, &SiteQuery::default()).await.ok()?;
-    Some(list.items.into_iter().map(|site| site.name).collect())
 }
 
 fn contexts(global: &GlobalArgs) -> Vec<(String, String)> {

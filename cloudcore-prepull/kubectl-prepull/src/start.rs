@@ -104,29 +104,27 @@ fn same(there: &ImagePrePullJob, wanted: &ImagePrePullJob) -> anyhow::Result<Str
     });
     let mut fields = Vec::new();
     differing(&before, &after, "spec", &mut fields);
-    let how =
-        format!("--name makes another one beside it, `kubectl delete ippj {name}` makes room for a new one");
+    let how = ways_out(&name);
     if there.spec.cancel {
         bail!("there is a job {name} already, and it was cancelled: {how}");
     }
-    let [ordered, orders] = [there, wanted].map(|job| job.annotations().get(ORDER));
-    if !fields.is_empty()
-        && fields.iter().all(|path| is_setting(path))
-        && ordered.is_some()
-        && ordered == orders
-    {
-        return Ok(format!(
-            "is there already, with settings that were changed since ({})",
-            fields.join(", ")
-        ));
+    if fields.is_empty() {
+        return Ok("is there already, with the same spec".to_owned());
     }
-    if !fields.is_empty() {
+    let [ordered, orders] = [there, wanted].map(|job| job.annotations().get(ORDER));
+    let is_same_order = ordered.is_some() && ordered == orders;
+    let (listed, are_settings) = (fields.join(", "), fields.iter().all(|path| is_setting(path)));
+    if !(is_same_order && are_settings) {
         bail!(
-            "there is a job {name} already, with another spec ({}): `kubectl prepull set {name}` changes its settings, {how}",
-            fields.join(", ")
+            "there is a job {name} already, with another spec ({listed}): `kubectl prepull set {name}` changes its settings, {how}"
         );
     }
-    Ok("is there already, with the same spec".to_owned())
+    Ok(format!("is there already, with settings that were changed since ({listed})"))
+}
+
+/// What to do where a job is in the way.
+fn ways_out(name: &str) -> String {
+    format!("`kubectl delete ippj {name}` makes room for a new job, --name makes another one beside it")
 }
 
 /// Fails for a job that has ended, if it may have something to do by now: its nodes may have images to remove again, or the registry
@@ -136,8 +134,7 @@ fn refuse_old_success(there: &ImagePrePullJob) -> anyhow::Result<()> {
         return Ok(());
     }
     let name = there.name_any();
-    let how =
-        format!("`kubectl delete ippj {name}` makes room for a new job, --name makes another one beside it");
+    let how = ways_out(&name);
     if there.spec.image_pre_pull_template.remove.is_some() {
         bail!("job {name} has ended, and its nodes may have other images by now: {how}");
     }

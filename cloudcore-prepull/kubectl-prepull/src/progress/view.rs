@@ -168,7 +168,7 @@ impl View {
         if status.observed_generation.is_none()
             && created.is_some_and(|created| seconds_between(created, now) >= NO_LEADER_AFTER)
         {
-            "no cloudcore-prepull has looked at it yet: kubectl -n prepull-system get pods"
+            "no cloudcore-prepull has looked at it yet; kubectl prepull check looks for the reason"
                 .clone_into(&mut reason);
         }
         let nodes = status.summary;
