@@ -152,6 +152,48 @@ async fn a_killed_agent_ends_its_removal() -> Result<()> {
 }
 
 #[tokio::test]
+async fn what_is_needed_since_the_choice_stays() -> Result<()> {
+    let registry = Registry::start().await?;
+    let cluster = Cluster::start().await?;
+    let cloud = Cloud::start(&cluster).await?;
+    cluster.edge_nodes(&["edge-1"]).await?;
+    let mut node = EdgeNode::start(&cluster, &cloud, "edge-1").await?;
+    let mut images = Vec::new();
+    for n in 0..24 {
+        images.push(held(&registry, &node, &format!("since{n}:v1")).await?);
+    }
+    let spec = of_images(&images.iter().collect::<Vec<_>>());
+    let job = cluster.job("since").on(["edge-1"]);
+    let job = job.spec(|job| job.image_pre_pull_template.remove = Some(spec)).apply().await?;
+    eventually("an image is gone", SOON, async || {
+        let there = node.containerd().images().await?;
+        ensure!(images.iter().any(|image| !there.contains_key(image)), "not yet");
+        Ok(())
+    })
+    .await?;
+    node.kill9_agent()?;
+
+    // All are chosen. One gets another name, and one a container.
+    let there = node.containerd().images().await?;
+    let mut left = (0..24).rev().filter(|n| there.contains_key(&images[*n]));
+    let (named, used) = left.next().zip(left.next()).context("too few images are left")?;
+    let image_of = |n: usize| Image::of_layers(&format!("since{n}-v1"), &[MIB]);
+    let other = registry.seed(&image_of(named)?, "team/since:stable")?;
+    node.containerd().pull(&other, None).await?;
+    node.containerd().hold(&image_of(used)?).await?;
+    node.restart_agent()?;
+    let status = job.completes().await?;
+    let result = status.node_status.first().and_then(|node| node.removal.clone()).context("no result")?;
+    assert_eq!((result.removed, result.kept), (22, 2), "{result:?}");
+    assert_eq!(of(&result, &images[named])?.code, Some(KeepCode::OtherName));
+    assert_eq!(of(&result, &images[used])?.code, Some(KeepCode::InUse));
+    for image in [&images[named], &images[used], &other] {
+        ensure!(node.has_image(image).await?, "{image} is gone");
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_pull_at_the_same_moment_is_whole() -> Result<()> {
     let registry = Registry::start().await?;
     let stage = Stage::with_edges(&["edge-1"]).await?;

@@ -118,6 +118,28 @@ async fn another_tasks_image_stays() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_pull_begins_after_a_removal_of_its_name() {
+    let fake = Fake::new();
+    fake.state.lock().unwrap().held = vec![held("a", None)];
+    let executor = executor(&fake);
+    // The removal takes a second.
+    let removing = ends(start(&executor, removal(&["a"], None)));
+    let pulling = async {
+        sleep(Duration::from_millis(500)).await;
+        let mut pull = execution(vec![always(&reference("a"))]);
+        pull.task.id.attempt = 2;
+        run_on(&executor, pull).await
+    };
+    let looking = async {
+        sleep(Duration::from_millis(900)).await;
+        assert_eq!(fake.pulls(), [""; 0]);
+    };
+    let (removed, pulled, ()) = tokio::join!(removing, pulling, looking);
+    assert_eq!(images(&removed), [("r.io/a:1", RemovalOutcome::Removed, None)]);
+    assert_eq!((pulled.outcome, fake.pulls()), (TaskOutcome::Succeeded, vec![reference("a")]));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_dry_run_removes_nothing() {
     let fake = Fake::new();
     fake.state.lock().unwrap().held = vec![held("a", None)];
