@@ -9,6 +9,7 @@ use prepull_api::failure::FailureCode;
 use prepull_api::task::NoDelta;
 use prepull_e2e::images::delta::{Delta, diff_of};
 use prepull_e2e::prelude::*;
+use prepull_e2e::signing::{Form, Signer};
 use serde_json::json;
 
 use crate::fetch::Hand;
@@ -180,9 +181,14 @@ async fn a_registry_without_the_delta_costs_the_layer() -> Result<()> {
     let reference = seed(&hand.registry, &second, "v2")?;
     let delta = Delta::between(&first, &second)?;
     hand.registry.seed_delta(REPOSITORY, &delta)?;
-    for (part, status) in
-        [("list", 500), ("manifest", 404), ("manifest", 500), ("diff", 404), ("diff", 500), ("diff", 200)]
-    {
+    for (part, status, code) in [
+        ("list", 500, "Unlisted"),
+        ("manifest", 404, "Unlisted"),
+        ("manifest", 500, "Unlisted"),
+        ("diff", 404, "Undelivered"),
+        ("diff", 500, "Undelivered"),
+        ("diff", 200, "Undelivered"),
+    ] {
         let on = match part {
             "list" => "/manifests/sha256-".to_owned(),
             "manifest" => delta.manifest_digest(),
@@ -194,7 +200,9 @@ async fn a_registry_without_the_delta_costs_the_layer() -> Result<()> {
             hand.link.fail_next_on(&on, 100, status);
         }
         let before = hand.bytes_of(&second);
-        hand.pulls(&["--retries", "0", &reference]).await.with_context(|| format!("{part} {status}"))?;
+        let said = hand.pulls(&["--retries", "0", &reference]).await;
+        let said = said.with_context(|| format!("{part} {status}"))?;
+        ensure!(said.contains(&format!("no delta ({code})")), "{part} {status}: {said}");
         let whole = hand.bytes_of(&second) - before;
         ensure!(
             (12 * MIB..13 * MIB).contains(&whole),
@@ -204,6 +212,20 @@ async fn a_registry_without_the_delta_costs_the_layer() -> Result<()> {
         hand.link.stop_failing();
         hand.containerd.remove_image(&reference).await?;
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_delta_above_the_layer_stays_there() -> Result<()> {
+    let hand = Hand::start().await?;
+    let [first, second] = [Image::version("large", 0, 1)?, Image::version("large", 1, 1)?];
+    hand.pulls(&[&seed(&hand.registry, &first, "v1")?]).await?;
+    let reference = seed(&hand.registry, &second, "v2")?;
+    let delta = Delta::lying(&first, &second, &vec![0; usize::try_from(13 * MIB)?])?;
+    hand.registry.seed_delta(REPOSITORY, &delta)?;
+    let said = hand.pulls(&[&reference]).await?;
+    ensure!(said.contains("no delta (TooLarge)"), "{said}");
+    assert_eq!(delta_bytes(&hand, &delta), 0);
     Ok(())
 }
 
@@ -218,9 +240,39 @@ async fn a_full_disk_takes_the_layer_rather_than_its_tar() -> Result<()> {
     hand.pulls(&[&v1]).await?;
     let delta = Delta::between(&first, &second)?;
     hand.registry.seed_delta(REPOSITORY, &delta)?;
-    hand.pulls(&["--retries", "0", &v2]).await?;
+    let said = hand.pulls(&["--retries", "0", &v2]).await?;
+    ensure!(said.contains("no delta (NoRoom)"), "{said}");
     assert_eq!(delta_bytes(&hand, &delta), 0);
     hand.containerd.check_unpacked(&second).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn signature_and_delta_are_in_one_list() -> Result<()> {
+    let stage = Stage::with_edges(&["edge-1"]).await?;
+    let (registry, signer) = (Registry::start().await?, Signer::ecdsa().await?);
+    let [first, second] = [Image::version("signed", 1, 1)?, Image::version("signed", 2, 1)?];
+    let (v1, v2) = (seed(&registry, &first, "v1")?, seed(&registry, &second, "v2")?);
+    signer.sign(&registry, REPOSITORY, second.digest(), Form::Bundle).await?;
+    registry.seed_delta(REPOSITORY, &Delta::between(&first, &second)?)?;
+    stage
+        .cluster
+        .secret("keys", "cosign", "Opaque", &[("cosign.pub", signer.public_key()?.as_bytes())])
+        .await?;
+    stage.cluster.job("before").images([&v1]).on(["edge-1"]).completes().await?;
+    let update = stage.cluster.job("update").images([&v2]).on(["edge-1"]).spec(|spec| {
+        let deltas = Some("Require".to_owned());
+        spec.download = Some(DownloadSpec { deltas, ..DownloadSpec::default() });
+        spec.verify =
+            serde_json::from_value(json!({"keys": [{"secretRef": "keys/cosign"}], "mode": "Enforce"})).ok();
+    });
+    let status = update.completes().await?;
+    let image = status.image("edge-1", &v2).context("no status")?;
+    ensure!(image.facts.signed_by.is_some() && image.facts.delta_saved_bytes > Some(11 * MIB), "{image:?}");
+    let list = format!("/manifests/{}", second.digest().replace(':', "-"));
+    let asked =
+        registry.requests().filter(|request| request.method == "HEAD" && request.path.ends_with(&list));
+    assert_eq!(asked.len(), 1, "{asked:?}");
     Ok(())
 }
 

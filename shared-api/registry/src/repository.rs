@@ -27,6 +27,7 @@ use crate::manifest::{
 use crate::transport::{Answer, Transport};
 pub use choose::{Chosen, Contents};
 pub use push::Open;
+use referrers::Listed;
 pub use referrers::Place;
 
 const DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
@@ -49,6 +50,8 @@ pub struct Repository {
     fingerprint: [u8; 32],
     /// One token at a time is asked for: several blobs at once need the same one.
     asking: Arc<Mutex<()>>,
+    /// The lists of referrers so far: signatures and deltas are in one list, which is asked for once.
+    listed: Arc<Mutex<Vec<Listed>>>,
     /// Bytes that a connection may receive ahead of its reader; `None` for what the kernel thinks best.
     receive_ahead: Option<usize>,
 }
@@ -79,6 +82,7 @@ impl Repository {
             credential: credential.cloned(),
             fingerprint: crate::auth::fingerprint(credential),
             asking: Arc::default(),
+            listed: Arc::default(),
             receive_ahead: None,
         }
     }

@@ -1,7 +1,7 @@
 //! Texts of `pull` about images that have ended.
 
 use indicatif::HumanBytes;
-use prepull_api::task::{ImageOutcome, ImageResult};
+use prepull_api::task::{ImageFacts, ImageOutcome, ImageResult};
 
 use crate::images::puller::Present;
 
@@ -15,11 +15,20 @@ pub(super) fn describe_result(result: &ImageResult, before: Option<&Present>) ->
         _ if was_there(result, before) => format!("already there, {digest}"),
         ImageOutcome::Pulled | ImageOutcome::Present => {
             let bytes = result.bytes.map(|bytes| format!(", {}", HumanBytes(bytes.total)));
-            format!("pulled, {digest}{}", bytes.unwrap_or_default())
+            format!("pulled, {digest}{}{}", bytes.unwrap_or_default(), describe_delta(&result.facts))
         }
         ImageOutcome::Failed | ImageOutcome::Other => format!("failed: {}", result.reason),
         ImageOutcome::Stopped => format!("stopped: {}", result.reason),
     }
+}
+
+/// What a delta has saved, and why there was none for a layer.
+fn describe_delta(facts: &ImageFacts) -> String {
+    let saved = facts.delta_saved_bytes.filter(|saved| *saved > 0);
+    let saved = saved.map(|saved| format!(", a delta saved {}", HumanBytes(saved)));
+    let none =
+        facts.no_delta.map(|code| format!(", no delta ({}): {}", code.as_str(), facts.no_delta_reason));
+    format!("{}{}", saved.unwrap_or_default(), none.unwrap_or_default())
 }
 
 /// One line about all images, with the same mark as the lines of single images.
@@ -59,7 +68,7 @@ pub(super) fn shorten_digest(digest: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use prepull_api::task::Bytes;
+    use prepull_api::task::{Bytes, NoDelta};
 
     use super::*;
 
@@ -98,6 +107,20 @@ mod tests {
         let nameless = ImageResult { digest: None, ..pulled };
         assert_eq!(describe_result(&nameless, Some(&present(None))), "already there, digest unknown");
         assert_eq!(describe_result(&result(ImageOutcome::Failed), None), "failed: because");
+    }
+
+    #[test]
+    fn deltas_are_said() {
+        let of = |facts| describe_result(&ImageResult { facts, ..result(ImageOutcome::Pulled) }, None);
+        let saved = ImageFacts { delta_saved_bytes: Some(1 << 19), ..ImageFacts::default() };
+        assert_eq!(of(saved), "pulled, sha256:aaaaaaaaaaaa, 1.00 MiB, a delta saved 512.00 KiB");
+        let none = ImageFacts {
+            delta_saved_bytes: Some(0),
+            no_delta: Some(NoDelta::WrongLayer),
+            no_delta_reason: "another digest".to_owned(),
+            ..ImageFacts::default()
+        };
+        assert_eq!(of(none), "pulled, sha256:aaaaaaaaaaaa, 1.00 MiB, no delta (WrongLayer): another digest");
     }
 
     #[test]

@@ -229,7 +229,7 @@ impl Fetcher {
             // The smallest first; those of other publishers don't announce it.
             fitting.sort_by_key(|(offer, ..)| offer.download.unwrap_or(u64::MAX));
             let whole = all_bytes(missing);
-            let mut best: Option<(u64, Deltas)> = None;
+            let (mut best, mut compared): (Option<(u64, Deltas)>, bool) = (None, false);
             for (offer, referrer, source) in fitting.into_iter().take(MAX_OFFERS) {
                 let content = match repository.manifest(referrer).await {
                     Ok(content) => content,
@@ -248,6 +248,7 @@ impl Fetcher {
                         continue;
                     }
                 };
+                compared = true;
                 let mut refused = None;
                 let may_use = |delta: &str| {
                     let why = self.refused.why(manifest, delta);
@@ -266,7 +267,7 @@ impl Fetcher {
             }
             match best {
                 Some((_, deltas)) => return Ok(Search::Found(deltas)),
-                None if offered > 0 => {
+                None if compared => {
                     let why = "no delta of the registry is smaller than the layers";
                     reason.get_or_insert(Unused::new(NoDelta::TooLarge, why));
                 }

@@ -9,6 +9,7 @@ use http::header::{ACCEPT, LINK};
 use http::{HeaderMap, HeaderValue, Method};
 
 use super::{Repository, Resolved};
+use crate::blob::HostId;
 use crate::error::{Kind, RegistryError};
 use crate::hosts::Endpoint;
 use crate::manifest::{Descriptor, Index, MAX_MANIFEST, OCI_INDEX};
@@ -21,6 +22,13 @@ const MAX_PARTS: usize = 8;
 pub struct Place<'a> {
     repository: &'a Repository,
     endpoint: &'a Endpoint,
+}
+
+/// The referrers of a digest, as an endpoint has listed them.
+pub(super) struct Listed {
+    endpoint: HostId,
+    digest: String,
+    referrers: Vec<Descriptor>,
 }
 
 impl Repository {
@@ -46,8 +54,19 @@ impl Place<'_> {
     }
 
     /// The referrers of a digest that this endpoint lists, by the API of OCI 1.1, or by the tag that stands in for it. Of a
-    /// list in several parts, the first eight.
+    /// list in several parts, the first eight. The endpoint is asked once.
     pub async fn referrers(&self, digest: &str) -> Result<Vec<Descriptor>, RegistryError> {
+        let mut all = self.repository.listed.lock().await;
+        let endpoint = self.endpoint.id();
+        if let Some(listed) = all.iter().find(|one| one.endpoint == endpoint && one.digest == digest) {
+            return Ok(listed.referrers.clone());
+        }
+        let referrers = self.ask_referrers(digest).await?;
+        all.push(Listed { endpoint, digest: digest.to_owned(), referrers: referrers.clone() });
+        Ok(referrers)
+    }
+
+    async fn ask_referrers(&self, digest: &str) -> Result<Vec<Descriptor>, RegistryError> {
         let by_api = self.referrers_by_api(digest).boxed().await?;
         // A cache that knows the API and not what is behind it answers with an empty list.
         if let Some(referrers) = by_api.filter(|referrers| !referrers.is_empty()) {
