@@ -136,6 +136,31 @@ fn each_operation_does_what_it_should() {
     assert_eq!(applied, Applied { written: 21, reused: 16 });
 }
 
+/// Bytes that don't compress, the same ones for a seed.
+fn noise(seed: u64, count: usize) -> Vec<u8> {
+    let next = |state: &u64| {
+        Some(state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407))
+    };
+    let states = std::iter::successors(next(&seed), next);
+    states.take(count).map(|state| state.to_be_bytes()[0]).collect()
+}
+
+/// Its diff is by the tool itself, at commit f08980f, from a tar of these files to one in which the program has other bytes and
+/// more of them, the words have another path, and a file is new. It has every operation of `tardf1`.
+#[test]
+fn a_diff_of_the_reference_tool_applies() {
+    let diff = include_bytes!("../../testdata/reference.tardiff");
+    let mut files = Files(BTreeMap::from([
+        (b"usr/bin/program".to_vec(), noise(1, 20_000)),
+        (b"usr/share/words".to_vec(), noise(2, 3_000)),
+    ]));
+    let mut out = Vec::new();
+    apply(&diff[..], &mut files, &mut out, &Limits { output: 30_720 }).unwrap();
+    let digest = ring::digest::digest(&ring::digest::SHA256, &out);
+    let expected = "78dfc35aeeb82e860a2c88321471e2185ae354827284d802c64a1bb8a8137ac5";
+    assert_eq!(prepull_api::enroll::hex(digest.as_ref()), expected);
+}
+
 #[test]
 fn a_frame_takes_its_file_as_prefix() {
     let old = &files().0[&b"usr/numbers"[..]];
