@@ -172,7 +172,9 @@ impl Fetcher {
             let (flight, ingest) = (self.flights.of(digest), ingests.get(digest));
             let offset = ingest.map_or(0, |ingest| ingest.offset.min(*size));
             let there = if self.store.has_blob(digest).await { *size } else { offset };
-            flight.ask_unpacked(std::future::ready(delta.room(&layer.descriptor))).await;
+            let tar = delta.tar_or_guess(&layer.descriptor);
+            flight.set_tar(tar);
+            flight.ask_unpacked(std::future::ready(tar)).await;
             layer.come_by(delta, flight, there);
         }
     }

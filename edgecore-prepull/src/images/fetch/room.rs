@@ -83,6 +83,8 @@ pub(super) enum Verdict<'a> {
 struct Need {
     /// Compressed bytes that are missing.
     download: u64,
+    /// Bytes of the tars that are rebuilt from deltas, beside the compressed ones.
+    tars: u64,
     /// Their size after unpacking.
     unpacked: u64,
 }
@@ -203,6 +205,7 @@ impl<'a> Todo<'a> {
         let need = |todo: &[(Awaited<'a>, u64)]| {
             let add = |need: Need, (awaited, missing): &(Awaited<'a>, u64)| Need {
                 download: need.download.saturating_add(*missing),
+                tars: need.tars.saturating_add(awaited.flight.tar()),
                 unpacked: need.unpacked.saturating_add(unpacked(awaited).max(awaited.layer.size)),
             };
             todo.iter().fold(Need::default(), add)
@@ -261,8 +264,9 @@ impl Awaited<'_> {
 
 /// Decides whether there's room for this image besides the others.
 fn judge(own: Need, others: Need, Room { content, images, rules }: &Room) -> Result<(), String> {
+    let in_content = |need: Need| need.download.saturating_add(need.tars);
     let mut needs: BTreeMap<u64, (&Disk, u64, u64)> =
-        BTreeMap::from([(content.device, (content, own.download, others.download))]);
+        BTreeMap::from([(content.device, (content, in_content(own), in_content(others)))]);
     let (_, bytes, promised) = needs.entry(images.device).or_insert((images, 0, 0));
     *bytes = bytes.saturating_add(own.unpacked);
     *promised = promised.saturating_add(others.unpacked);
@@ -270,9 +274,10 @@ fn judge(own: Need, others: Need, Room { content, images, rules }: &Room) -> Res
         let (kept, why) = kept_free(disk, rules);
         if disk.available < bytes.saturating_add(promised).saturating_add(kept) {
             return Err(format!(
-                "no room for the image: it takes {} ({} to download, about {} unpacked), and {} has {} free, of which {} stay free ({why}){}",
+                "no room for the image: it takes {} ({} to download,{} about {} unpacked), and {} has {} free, of which {} stay free ({why}){}",
                 mib(bytes),
                 mib(own.download),
+                if own.tars > 0 { format!(" {} for rebuilt layers,", mib(own.tars)) } else { String::new() },
                 mib(own.unpacked),
                 disk.path,
                 mib(disk.available),

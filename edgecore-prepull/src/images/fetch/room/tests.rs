@@ -20,7 +20,7 @@ fn alone(need: Need, content: Disk, images: Disk, rules: RoomRules) -> Result<()
 
 #[test]
 fn an_image_fits_below_the_kubelets_threshold() {
-    let need = Need { download: 10 * MIB, unpacked: 40 * MIB };
+    let need = Need { download: 10 * MIB, tars: 0, unpacked: 40 * MIB };
     let judge = |content, images| alone(need, content, images, RULES);
     let one = |available| judge(disk(1, available), disk(1, available));
     assert_eq!(one(200 * MIB), Ok(()));
@@ -37,16 +37,28 @@ fn an_image_fits_below_the_kubelets_threshold() {
 }
 
 #[test]
+fn a_rebuilt_tar_lies_beside_its_delta() {
+    let need = Need { download: MIB, tars: 40 * MIB, unpacked: 40 * MIB };
+    let judge = |content, images| alone(need, content, images, RULES);
+    assert_eq!(judge(disk(1, 231 * MIB), disk(1, 231 * MIB)), Ok(()));
+    let full = judge(disk(1, 230 * MIB), disk(1, 230 * MIB)).unwrap_err();
+    assert!(full.contains("81 MiB (1 MiB to download, 40 MiB for rebuilt layers, about 40 MiB"), "{full}");
+    assert_eq!(judge(disk(1, 191 * MIB), disk(2, 190 * MIB)), Ok(()));
+    let full = judge(disk(1, 190 * MIB), disk(2, 190 * MIB)).unwrap_err();
+    assert!(full.contains("it takes 41 MiB") && full.contains("/1 has 190 MiB"), "{full}");
+}
+
+#[test]
 fn the_stricter_rule_holds() {
     let rules = RoomRules { disk_min_free: Amount::Bytes(300 * MIB), ..RULES };
-    let need = Need { download: MIB, unpacked: MIB };
+    let need = Need { download: MIB, tars: 0, unpacked: MIB };
     let full = alone(need, disk(1, 301 * MIB), disk(1, 301 * MIB), rules).unwrap_err();
     assert!(full.contains("300 MiB stay free (--disk-min-free"), "{full}");
 }
 
 #[test]
 fn inodes_count_where_they_are_limited() {
-    let need = Need { download: 0, unpacked: 320 * MIB };
+    let need = Need { download: 0, tars: 0, unpacked: 320 * MIB };
     let few = Disk { free_inodes: 5000, ..disk(1, 900 * MIB) };
     assert!(alone(need, few.clone(), few.clone(), RULES).unwrap_err().contains("10240 inodes"));
     let dynamic = Disk { inodes: 0, free_inodes: 0, ..few };
