@@ -8,21 +8,21 @@ use kube::api::ListParams;
 use kube::{Api, Client};
 use prepull_api::overriders::SecretRef;
 use prepull_engine::prepull::plan::SecretLookup;
-use prepull_engine::shared::node_view::NodeView;
 
 use super::Secrets;
+use super::nodes::ListedNode;
 
 /// The most nodes in one page, which is also kubectl's chunk size.
 const PAGE: u32 = 500;
 
 /// Lists the Nodes of the cluster, page by page.
-pub async fn list_nodes(client: &Client) -> anyhow::Result<Vec<NodeView>> {
+pub async fn list_nodes(client: &Client) -> anyhow::Result<Vec<ListedNode>> {
     let api: Api<Node> = Api::all(client.clone());
     let mut nodes = Vec::new();
     let mut page = ListParams::default().limit(PAGE);
     loop {
         let list = api.list(&page).await.context("listing the cluster's nodes")?;
-        nodes.extend(list.items.iter().map(NodeView::from_node));
+        nodes.extend(list.items.iter().map(ListedNode::of));
         match list.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => page = page.continue_token(&token),
             None => return Ok(nodes),

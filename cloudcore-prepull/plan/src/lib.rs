@@ -24,7 +24,6 @@ use prepull_engine::prepull::plan::{
 };
 use prepull_engine::prepull::validate::{ValidatedJob, validate};
 use prepull_engine::shared::node_view::NodeView;
-use prepull_registry::manifest::Platform;
 use serde::Serialize;
 
 mod args;
@@ -32,6 +31,7 @@ mod cluster;
 mod definition;
 mod download;
 mod manifests;
+mod nodes;
 mod sites;
 mod sizes;
 mod table;
@@ -42,9 +42,11 @@ pub use args::{ConsentArgs, SiteArgs};
 pub use cluster::list_nodes;
 use download::DownloadReport;
 pub use manifests::read_job;
+pub use nodes::ListedNode;
+use nodes::{Receiver, receivers};
 use sites::SiteReport;
 pub use sizes::SizeArgs;
-use sizes::{ImageSize, NodeSize, Sizes, platform_of};
+use sizes::{ImageSize, NodeSize, Sizes};
 
 /// Show which images a job would pull on each node, without running it
 #[derive(Clone, Debug, clap::Args)]
@@ -258,10 +260,11 @@ impl Request<'_> {
     }
 
     /// Plans the job for these nodes. A refused job is an error.
-    pub async fn plan(&self, nodes: Vec<NodeView>, source: SecretSource<'_>) -> anyhow::Result<Report> {
+    pub async fn plan(&self, nodes: Vec<ListedNode>, source: SecretSource<'_>) -> anyhow::Result<Report> {
         let (job, sites) = (self.validate()?, self.sites.settings());
-        let nodes: BTreeMap<NodeName, NodeView> =
-            nodes.into_iter().map(|node| (node.name.clone(), node)).collect();
+        let listed: BTreeMap<NodeName, ListedNode> =
+            nodes.into_iter().map(|node| (node.view.name.clone(), node)).collect();
+        let nodes = listed.iter().map(|(name, node)| (name.clone(), node.view.clone())).collect();
         let plan = plan(&job, &nodes).map_err(|refusal| anyhow::anyhow!("the job is refused: {refusal}"))?;
         let names = secret_names(&job, &plan);
         let (secrets, unread) = match source {
@@ -281,29 +284,27 @@ impl Request<'_> {
         let user = self.consent.require_secret_consent.then_some(SecretUser::Job(&job.name));
         let known = secrets.as_ref().map(|secrets| KnownSecrets { secrets, unread: &unread, user });
         let mut warnings = find_warnings(&job, &nodes, &plan);
-        warnings.extend(sites::warning(&job.download, &sites, &plan, &nodes));
+        warnings.extend(sites::warning(&job.download, &sites, &plan, &listed));
         warnings.extend(unread.iter().map(|secret| {
             format!(
                 "you lack the right to read secret {secret}: whether it has the credentials was not checked"
             )
         }));
         let keyed = KeyedPlans::new(&plan, known.as_ref());
-        let platforms = self.sizes.sizes.then(|| platforms(&plan, &nodes));
-        let sizes = match &platforms {
-            Some(platforms) => {
-                let each = plan.nodes.iter().zip(platforms);
-                // Nodes that share plan and platform ask the same.
+        let receivers = self.sizes.sizes.then(|| receivers(&plan, &listed));
+        let sizes = match &receivers {
+            Some(receivers) => {
+                let each = plan.nodes.iter().zip(receivers);
+                // Nodes that share plan, platform and earlier images ask the same.
                 let distinct: BTreeMap<_, _> = each
-                    .map(|((_, node), platform)| {
-                        ((Arc::as_ptr(node), platform), (keyed.of(node), platform.clone()))
-                    })
+                    .map(|((_, node), receiver)| ((Arc::as_ptr(node), receiver), (keyed.of(node), receiver)))
                     .collect();
                 Some(Sizes::ask(self.sizes, job.download.deltas, distinct.into_values()).await)
             }
             None => None,
         };
-        let sizes = sizes.as_ref().zip(platforms.as_deref());
-        let sites = sites::report(&job.download, &sites, &plan, &nodes, &keyed, sizes);
+        let sizes = sizes.as_ref().zip(receivers.as_deref());
+        let sites = sites::report(&job.download, &sites, &plan, &listed, &keyed, sizes);
         let nodes = build_nodes(&plan, &keyed, sizes);
         let download = download::report(&job.download, known.as_ref());
         let skipped = plan.skipped.iter();
@@ -383,21 +384,16 @@ fn secret_names(job: &ValidatedJob, plan: &Plan) -> BTreeSet<SecretRef> {
     images.flat_map(|image| image.secrets.iter().cloned()).chain(keys).collect()
 }
 
-fn platforms(plan: &Plan, nodes: &BTreeMap<NodeName, NodeView>) -> Vec<Platform> {
-    let labels = |name: &NodeName| nodes.get(name).map(|node| platform_of(&node.labels)).unwrap_or_default();
-    plan.nodes.iter().map(|(name, _)| labels(name)).collect()
-}
-
-/// `sizes`: with the platform of each node.
-fn build_nodes(plan: &Plan, keyed: &KeyedPlans<'_>, sizes: Option<(&Sizes, &[Platform])>) -> Vec<NodeReport> {
-    // Many nodes share plan and platform.
+/// `sizes`: with the receiver of each node.
+fn build_nodes(plan: &Plan, keyed: &KeyedPlans<'_>, sizes: Option<(&Sizes, &[Receiver])>) -> Vec<NodeReport> {
+    // Many nodes share plan, platform and earlier images.
     let mut built: BTreeMap<_, (Vec<ImageReport>, Option<NodeSize>)> = BTreeMap::new();
     let node = |(index, (name, node)): (usize, &(NodeName, Arc<NodePlan>))| {
-        let sizes = sizes.and_then(|(sizes, platforms)| Some((sizes, platforms.get(index)?)));
-        let key = (Arc::as_ptr(node), sizes.map(|(_, platform)| platform));
+        let sizes = sizes.and_then(|(sizes, receivers)| Some((sizes, receivers.get(index)?)));
+        let key = (Arc::as_ptr(node), sizes.map(|(_, receiver)| receiver));
         let (images, size) = built.entry(key).or_insert_with(|| {
             let images = keyed.of(node);
-            let size = sizes.map(|(sizes, platform)| sizes.of_node(images, platform));
+            let size = sizes.map(|(sizes, receiver)| sizes.of_node(images, receiver));
             (images.iter().map(|image| build_image(image, sizes)).collect(), size)
         });
         NodeReport { name: name.0.clone(), images: images.clone(), size: *size }
@@ -421,10 +417,10 @@ impl<'a> Keyed<'a> {
     }
 }
 
-fn build_image(keyed: &Keyed<'_>, sizes: Option<(&Sizes, &Platform)>) -> ImageReport {
+fn build_image(keyed: &Keyed<'_>, sizes: Option<(&Sizes, &Receiver)>) -> ImageReport {
     let PlannedImage { image, name: _, pull, policy, secrets } = keyed.planned;
     let error = keyed.error();
-    let size = sizes.map(|(sizes, platform)| sizes.of_image(keyed, platform)).transpose();
+    let size = sizes.map(|(sizes, receiver)| sizes.of_image(keyed, receiver)).transpose();
     let (size, size_error) = match size {
         Ok(size) => (size, None),
         // Without credentials, which is said already.

@@ -12,12 +12,12 @@ use prepull_api::crd::GROUP;
 use prepull_api::crd::job::{self, ImagePrePullJob};
 use prepull_api::overriders::SecretRef;
 use prepull_engine::prepull::plan::SecretLookup;
-use prepull_engine::shared::node_view::NodeView;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::Secrets;
 use super::definition;
+use super::nodes::ListedNode;
 
 /// The versions of [`GROUP`] that a job may be written in.
 const VERSIONS: [&str; 2] = ["v1alpha1", "v1alpha2"];
@@ -85,13 +85,13 @@ fn check_definition(job: &mut Value) -> Result<(), String> {
     Ok(())
 }
 
-pub(super) fn read_nodes(file: &Path) -> anyhow::Result<Vec<NodeView>> {
+pub(super) fn read_nodes(file: &Path) -> anyhow::Result<Vec<ListedNode>> {
     let nodes = read_kind::<Node>(file, "Node")?;
     ensure!(!nodes.is_empty(), "{}: no Node in it", file.display());
-    let nodes: Vec<_> = nodes.iter().map(NodeView::from_node).collect();
+    let nodes: Vec<_> = nodes.iter().map(ListedNode::of).collect();
     let mut names = BTreeSet::new();
-    for node in &nodes {
-        ensure!(names.insert(&node.name), "{}: Node {} is there more than once", file.display(), node.name);
+    for ListedNode { view, .. } in &nodes {
+        ensure!(names.insert(&view.name), "{}: Node {} is there more than once", file.display(), view.name);
     }
     Ok(nodes)
 }

@@ -6,12 +6,11 @@ use std::sync::Arc;
 use prepull_api::task::NodeName;
 use prepull_engine::prepull::plan::{NodePlan, Plan};
 use prepull_engine::prepull::validate::DownloadPolicy;
-use prepull_engine::shared::node_view::NodeView;
 use prepull_engine::sites::SiteSettings;
-use prepull_registry::manifest::Platform;
 use serde::Serialize;
 
 use super::KeyedPlans;
+use super::nodes::{ListedNode, Receiver};
 use super::sizes::{SiteSize, Sizes};
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -32,14 +31,14 @@ pub(super) struct SiteReport {
 /// A node of the plan, with its place in it.
 type Placed<'a> = (usize, &'a (NodeName, Arc<NodePlan>));
 
-/// The sites by their names. `sizes`: with the platform of each node.
+/// The sites by their names. `sizes`: with the receiver of each node.
 pub(super) fn report(
     policy: &DownloadPolicy,
     settings: &SiteSettings,
     plan: &Plan,
-    nodes: &BTreeMap<NodeName, NodeView>,
+    nodes: &BTreeMap<NodeName, ListedNode>,
     keyed: &KeyedPlans<'_>,
-    sizes: Option<(&Sizes, &[Platform])>,
+    sizes: Option<(&Sizes, &[Receiver])>,
 ) -> Vec<SiteReport> {
     let mut by_site: BTreeMap<&str, Vec<Placed<'_>>> = BTreeMap::new();
     for (index, node) in plan.nodes.iter().enumerate() {
@@ -49,9 +48,9 @@ pub(super) fn report(
     }
     let shared = policy.share.unwrap_or(settings.share_by_default);
     let report = |(site, nodes): (&str, Vec<Placed<'_>>)| {
-        let size = sizes.map(|(sizes, platforms)| {
+        let size = sizes.map(|(sizes, receivers)| {
             sizes.of_site(nodes.iter().filter_map(|(index, (_, node))| {
-                Some((node.as_ref(), keyed.of(node), platforms.get(*index)?))
+                Some((node.as_ref(), keyed.of(node), receivers.get(*index)?))
             }))
         });
         let rate = policy.max_site_rate.filter(|_| shared);
@@ -71,7 +70,7 @@ pub(super) fn warning(
     policy: &DownloadPolicy,
     settings: &SiteSettings,
     plan: &Plan,
-    nodes: &BTreeMap<NodeName, NodeView>,
+    nodes: &BTreeMap<NodeName, ListedNode>,
 ) -> Option<String> {
     let without = || plan.nodes.iter().filter(|(name, _)| site_of(name, settings, nodes).is_none());
     let (first, _) = without().next()?;
@@ -88,7 +87,7 @@ pub(super) fn warning(
 fn site_of<'a>(
     node: &NodeName,
     settings: &SiteSettings,
-    nodes: &'a BTreeMap<NodeName, NodeView>,
+    nodes: &'a BTreeMap<NodeName, ListedNode>,
 ) -> Option<&'a str> {
-    settings.site_of(&nodes.get(node)?.labels)
+    settings.site_of(&nodes.get(node)?.view.labels)
 }

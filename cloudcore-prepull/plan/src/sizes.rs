@@ -3,16 +3,16 @@
 //! ```text
 //! keys of the images, platforms of the nodes ─▶ questions, each once ─▶ ask ─▶ layers ─▶ sizes of images and of nodes
 //! ```
-//! A registry is asked as the agent of a node would ask it and with the same credentials, but by this machine. What a
-//! node has already is not known here: the sizes are those of a node that has nothing of its images. Where the registry
-//! has deltas, there's another size beside: that of a node with the image that the smallest delta is from.
+//! A registry is asked as the agent of a node would ask it and with the same credentials, but by this machine. The sizes
+//! are those of a node that has nothing of its images. Where the registry has a delta from an image that the node's kubelet
+//! lists, there's another size beside.
 
 mod ask;
 mod deltas;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +26,9 @@ use prepull_engine::prepull::plan::NodePlan;
 use prepull_registry::manifest::Platform;
 use serde::Serialize;
 
+use self::deltas::{Costs, sum};
 use super::Keyed;
+use super::nodes::{Held, Receiver};
 
 /// How long all registries together may take.
 const DEFAULT_TIMEOUT: &str = "2m";
@@ -62,7 +64,7 @@ pub(super) struct ImageSize {
     pub(super) download_bytes: u64,
     /// Bytes of its layers when they are unpacked: about so many.
     pub(super) unpacked_bytes: u64,
-    /// Bytes to download with the smallest delta of the registry, if it has any.
+    /// Bytes to download by the smallest delta from an image of the node, if the registry has any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) delta_bytes: Option<u64>,
 }
@@ -75,7 +77,7 @@ pub(super) struct NodeSize {
     pub(super) download_bytes: u64,
     /// Compressed and unpacked layers: both are on the disk while an image is unpacked.
     pub(super) disk_bytes: u64,
-    /// As `download_bytes`, with the smallest deltas of the registries, if there are any.
+    /// As `download_bytes`, by the smallest deltas from images of the node, if there are any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) delta_bytes: Option<u64>,
     /// Images that are not counted, because their size is not known.
@@ -114,17 +116,35 @@ struct Layer {
     digest: String,
     download: u64,
     unpacked: u64,
-    /// Bytes to download with the image's smallest delta; `download` without one.
-    by_delta: u64,
 }
 
-/// The sum with deltas, if it's another one.
-fn with_deltas(by_delta: u64, download: u64) -> Option<u64> {
-    (by_delta < download).then_some(by_delta)
+/// What the nodes need to know of an image.
+#[derive(Default)]
+struct Wanted {
+    platforms: HashSet<Platform>,
+    /// Images of the same repository that they have.
+    held: BTreeSet<String>,
 }
 
-/// The layers of an image for one platform, each once; or why they are not known.
-type Answer = Result<Arc<[Layer]>, String>;
+/// An image for one platform.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Found {
+    /// Its layers, each once.
+    layers: Vec<Layer>,
+    costs: Costs,
+}
+
+impl Found {
+    /// Bytes to download for each layer, on a node with these images. `None` without a delta from one of them.
+    fn by_delta(&self, held: &BTreeSet<Held>) -> Option<&[u64]> {
+        let whole = self.layers.iter().map(|layer| layer.download).fold(0, u64::saturating_add);
+        let costs = held.iter().filter_map(|held| self.costs.get(&held.digest));
+        costs.filter(|costs| sum(costs) < whole).min_by_key(|costs| sum(costs)).map(Vec::as_slice)
+    }
+}
+
+/// The image, or why nothing is known of it.
+type Answer = Result<Arc<Found>, String>;
 
 #[derive(Default)]
 pub(super) struct Sizes {
@@ -132,71 +152,78 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    /// Asks the registries about these images for these platforms: each of them once, however often it is there.
+    /// Asks the registries about the images of these nodes: each of them once, however often it is there.
     pub(super) async fn ask<'a>(
         args: &SizeArgs,
         rule: Deltas,
-        images: impl Iterator<Item = (&'a [Keyed<'a>], Platform)>,
+        nodes: impl Iterator<Item = (&'a [Keyed<'a>], &'a Receiver)>,
     ) -> Self {
-        let mut wanted: HashMap<Question, HashSet<Platform>> = HashMap::new();
-        for (images, platform) in images {
+        let mut all: HashMap<Question, Wanted> = HashMap::new();
+        for (images, receiver) in nodes {
             for question in images.iter().filter_map(|image| question(image).ok().flatten()) {
-                wanted.entry(question).or_default().insert(platform.clone());
+                let repository = question.image.repository().to_owned();
+                let wanted = all.entry(question).or_default();
+                wanted.platforms.insert(receiver.platform.clone());
+                if rule != Deltas::Never {
+                    let held = receiver.held.iter().filter(|held| held.repository == repository);
+                    wanted.held.extend(held.map(|held| held.digest.clone()));
+                }
             }
         }
-        Self { answers: ask::ask_all(args, rule != Deltas::Never, wanted).await }
+        Self { answers: ask::ask_all(args, all).await }
     }
 
-    pub(super) fn of_image(&self, image: &Keyed<'_>, platform: &Platform) -> Result<ImageSize, String> {
-        let layers = self.layers(image, platform)?;
-        let sum = |of: fn(&Layer) -> u64| layers.iter().map(of).fold(0, u64::saturating_add);
-        let download_bytes = sum(|layer| layer.download);
+    pub(super) fn of_image(&self, image: &Keyed<'_>, receiver: &Receiver) -> Result<ImageSize, String> {
+        let found = self.found(image, &receiver.platform)?;
+        let all = |of: fn(&Layer) -> u64| found.layers.iter().map(of).fold(0, u64::saturating_add);
         Ok(ImageSize {
-            download_bytes,
-            delta_bytes: with_deltas(sum(|layer| layer.by_delta), download_bytes),
-            unpacked_bytes: sum(|layer| layer.unpacked),
+            download_bytes: all(|layer| layer.download),
+            delta_bytes: found.by_delta(&receiver.held).map(sum),
+            unpacked_bytes: all(|layer| layer.unpacked),
         })
     }
 
-    pub(super) fn of_node(&self, images: &[Keyed<'_>], platform: &Platform) -> NodeSize {
+    pub(super) fn of_node(&self, images: &[Keyed<'_>], receiver: &Receiver) -> NodeSize {
         let (mut size, mut by_delta, mut seen) = (NodeSize::default(), 0_u64, HashSet::new());
         for image in images {
-            let Ok(layers) = self.layers(image, platform) else {
+            let Ok(found) = self.found(image, &receiver.platform) else {
                 size.unknown_images += 1;
                 continue;
             };
-            for Layer { digest, download, unpacked, by_delta: left } in layers.iter() {
+            let left = found.by_delta(&receiver.held);
+            for (index, Layer { digest, download, unpacked }) in found.layers.iter().enumerate() {
                 if seen.insert(digest.clone()) {
+                    let left = left.and_then(|left| left.get(index)).unwrap_or(download);
                     by_delta = by_delta.saturating_add(*left);
                     size.download_bytes = size.download_bytes.saturating_add(*download);
                     size.disk_bytes = size.disk_bytes.saturating_add(*download).saturating_add(*unpacked);
                 }
             }
         }
-        size.delta_bytes = with_deltas(by_delta, size.download_bytes);
+        size.delta_bytes = Some(by_delta).filter(|by_delta| *by_delta < size.download_bytes);
         size
     }
 
-    /// What the uplink of a site carries, with the images and platforms of its nodes. Nodes share among those that pull
+    /// What the uplink of a site carries, with the images of its nodes. Nodes share among those that pull
     /// the same images.
     pub(super) fn of_site<'b>(
         &self,
-        nodes: impl Iterator<Item = (&'b NodePlan, &'b [Keyed<'b>], &'b Platform)>,
+        nodes: impl Iterator<Item = (&'b NodePlan, &'b [Keyed<'b>], &'b Receiver)>,
     ) -> SiteSize {
         let (mut site, mut seen) = (SiteSize::default(), HashSet::new());
-        // Many nodes share plan and platform.
-        let mut sizes: HashMap<(*const NodePlan, &Platform), NodeSize> = HashMap::new();
-        for (plan, images, platform) in nodes {
-            let size = sizes.entry((plan, platform)).or_insert_with(|| {
+        // Many nodes share plan, platform and earlier images.
+        let mut sizes: HashMap<(*const NodePlan, &Receiver), NodeSize> = HashMap::new();
+        for (plan, images, receiver) in nodes {
+            let size = sizes.entry((plan, receiver)).or_insert_with(|| {
                 let entitled = plan.entitlement();
-                for layers in images.iter().filter_map(|image| self.layers(image, platform).ok()) {
-                    for Layer { digest, download, .. } in layers.iter() {
+                for found in images.iter().filter_map(|image| self.found(image, &receiver.platform).ok()) {
+                    for Layer { digest, download, .. } in &found.layers {
                         if seen.insert((entitled.clone(), digest.clone())) {
                             site.shared_bytes = site.shared_bytes.saturating_add(*download);
                         }
                     }
                 }
-                self.of_node(images, platform)
+                self.of_node(images, receiver)
             });
             site.unshared_bytes = site.unshared_bytes.saturating_add(size.download_bytes);
             site.unknown_images += size.unknown_images;
@@ -204,7 +231,7 @@ impl Sizes {
         site
     }
 
-    fn layers(&self, image: &Keyed<'_>, platform: &Platform) -> Answer {
+    fn found(&self, image: &Keyed<'_>, platform: &Platform) -> Answer {
         let Some(question) = question(image)? else { return Ok(Arc::default()) };
         let answer = self.answers.get(&(question, platform.clone())).cloned();
         answer.unwrap_or_else(|| Err("it was not asked for".to_owned())) // impossible: all that is shown was asked
@@ -223,14 +250,4 @@ fn question(image: &Keyed<'_>) -> Result<Option<Question>, String> {
         None => return Err("its secrets are not known: add --secrets".to_owned()),
     };
     Ok(Some(Question { image: planned.pull.clone(), credentials }))
-}
-
-/// The platform of a node, by the labels that its kubelet sets. Without the label of its processor it is not known.
-pub(super) fn platform_of(labels: &BTreeMap<String, String>) -> Platform {
-    let label = |name: &str| {
-        let found = labels.get(&format!("kubernetes.io/{name}"));
-        found.or_else(|| labels.get(&format!("beta.kubernetes.io/{name}"))).cloned().unwrap_or_default()
-    };
-    let os = Some(label("os")).filter(|os| !os.is_empty()).unwrap_or_else(|| "linux".to_owned());
-    Platform { os, architecture: label("arch"), variant: String::new() }
 }

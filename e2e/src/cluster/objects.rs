@@ -57,6 +57,14 @@ impl Cluster {
         Ok(())
     }
 
+    /// Lists an image of a Node in its status, as its kubelet would.
+    pub async fn list_image(&self, node: &str, names: &[&str]) -> Result<()> {
+        let patch = json!({"status": {"images": [{"names": names}]}});
+        let nodes: Api<Node> = Api::all(self.client());
+        nodes.patch_status(node, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        Ok(())
+    }
+
     /// Deletes a Node.
     pub async fn delete_node(&self, node: &str) -> Result<()> {
         Api::<Node>::all(self.client()).delete(node, &DeleteParams::default()).await?;

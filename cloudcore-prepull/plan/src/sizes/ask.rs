@@ -1,12 +1,13 @@
 //! The questions to the registries: some registries at a time, and some images of each.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::stream::{self, StreamExt};
-use prepull_delta::manifest::DeltaManifest;
+use prepull_api::image::Reference;
+use prepull_delta::manifest::WORTHWHILE;
 use prepull_registry::manifest::{Descriptor, Manifest, Platform};
 use prepull_registry::{
     Chosen, HostsFiles, Kind, Proxies, RegistryClient, RegistryError, Repository, Resolved, Settings,
@@ -14,8 +15,8 @@ use prepull_registry::{
 use tokio::sync::OnceCell;
 use tokio::time::timeout;
 
-use super::deltas::{cost, smallest};
-use super::{Answer, Layer, Question, SizeArgs};
+use super::deltas::{Costs, costs, offers, sum};
+use super::{Answer, Found, Layer, Question, SizeArgs, Wanted};
 
 /// Registries that are asked at the same time. One that does not answer keeps no other waiting, unless there are many.
 const REGISTRIES: usize = 8;
@@ -23,14 +24,15 @@ const REGISTRIES: usize = 8;
 const IMAGES: usize = 4;
 /// Unpacked sizes of an image's layers that we ask for in parallel, as many as an agent fetches at once.
 const LAYERS: usize = 3;
+/// Most images of the nodes that we look up for one image to pull: nodes have few versions of it.
+const MAX_HELD: usize = 16;
 /// Limit for the last bytes of a layer. Where the storage of a registry takes longer, sizes are guessed.
 const TRAILER: Duration = Duration::from_secs(10);
 
 /// Asks all of it. What is not answered in time has that as its answer.
 pub(super) async fn ask_all(
     args: &SizeArgs,
-    deltas: bool,
-    wanted: HashMap<Question, HashSet<Platform>>,
+    wanted: HashMap<Question, Wanted>,
 ) -> HashMap<(Question, Platform), Answer> {
     let client = RegistryClient::new(Settings {
         hosts: HostsFiles {
@@ -41,19 +43,19 @@ pub(super) async fn ask_all(
         proxies: Proxies::from_env(),
         time: None,
     });
-    let mut by_registry: HashMap<&str, Vec<(&Question, &HashSet<Platform>)>> = HashMap::new();
-    for (question, platforms) in &wanted {
-        by_registry.entry(question.image.registry()).or_default().push((question, platforms));
+    let mut by_registry: HashMap<&str, Vec<(&Question, &Wanted)>> = HashMap::new();
+    for (question, wanted) in &wanted {
+        by_registry.entry(question.image.registry()).or_default().push((question, wanted));
     }
     let answers = Mutex::new(HashMap::new());
     let all = stream::iter(by_registry.into_values()).for_each_concurrent(REGISTRIES, |questions| {
         let (client, answers) = (&client, &answers);
         async move {
             let unpacked = Unpacked::default();
-            let each = stream::iter(questions).for_each_concurrent(IMAGES, |(question, platforms)| {
+            let each = stream::iter(questions).for_each_concurrent(IMAGES, |(question, wanted)| {
                 let unpacked = &unpacked;
                 async move {
-                    let found = ask(client, question, platforms, unpacked, deltas).await;
+                    let found = ask(client, question, wanted, unpacked).await;
                     let found =
                         found.into_iter().map(|(platform, answer)| ((question.clone(), platform), answer));
                     answers.lock().unwrap_or_else(PoisonError::into_inner).extend(found);
@@ -65,8 +67,8 @@ pub(super) async fn ask_all(
     let _ = timeout(args.sizes_timeout, all).await;
     let mut answers = answers.into_inner().unwrap_or_else(PoisonError::into_inner);
     let late = format!("no answer within {}", humantime::format_duration(args.sizes_timeout));
-    for (question, platforms) in wanted {
-        for platform in platforms {
+    for (question, wanted) in wanted {
+        for platform in wanted.platforms {
             answers.entry((question.clone(), platform)).or_insert_with(|| Err(late.clone()));
         }
     }
@@ -76,9 +78,8 @@ pub(super) async fn ask_all(
 async fn ask(
     client: &RegistryClient,
     question: &Question,
-    platforms: &HashSet<Platform>,
+    Wanted { platforms, held }: &Wanted,
     unpacked: &Unpacked,
-    deltas: bool,
 ) -> Vec<(Platform, Answer)> {
     let (repository, resolved) = match resolve(client, question).await {
         Ok(resolved) => resolved,
@@ -96,8 +97,10 @@ async fn ask(
         });
         let answer = match layers {
             Ok((manifest, layers)) => {
-                let delta = if deltas { smallest(&repository, &manifest, &layers).await } else { None };
-                Ok(unpacked.of_all(&repository, layers, delta.as_ref()).await)
+                let to = Target { repository: &repository, manifest: &manifest, layers: &layers, platform };
+                let costs = to.costs(client, question, held).await;
+                let layers = unpacked.of_all(&repository, layers).await;
+                Ok(Arc::new(Found { layers, costs }))
             }
             Err(error) if error.kind == Kind::PlatformMismatch && platform.architecture.is_empty() => {
                 Err("the Node has no label kubernetes.io/arch, by which to choose from the image's platforms"
@@ -108,6 +111,47 @@ async fn ask(
         answers.push((platform.clone(), answer));
     }
     answers
+}
+
+/// An image that is to be pulled, for one platform.
+struct Target<'a> {
+    repository: &'a Repository,
+    manifest: &'a str,
+    layers: &'a [Descriptor],
+    platform: &'a Platform,
+}
+
+impl Target<'_> {
+    /// The bytes that deltas leave to download, for nodes with these images.
+    async fn costs(&self, client: &RegistryClient, question: &Question, held: &BTreeSet<String>) -> Costs {
+        let sizes: Vec<u64> = self.layers.iter().map(|layer| layer.size).collect();
+        if held.is_empty() || sum(&sizes) < WORTHWHILE {
+            return Costs::new();
+        }
+        let offers = offers(self.repository, self.manifest).await;
+        let mut configurations = HashMap::new();
+        for digest in held.iter().take(if offers.is_empty() { 0 } else { MAX_HELD }) {
+            if let Some(configuration) = self.configuration_of(client, question, digest).await {
+                configurations.insert(digest.clone(), configuration);
+            }
+        }
+        costs(self.repository, &offers, self.layers, &configurations).await
+    }
+
+    /// The configuration of an image that nodes have, if this registry has the image.
+    async fn configuration_of(
+        &self,
+        client: &RegistryClient,
+        question: &Question,
+        digest: &str,
+    ) -> Option<String> {
+        let image = Reference::parse(&format!("{}@{digest}", question.image.name())).ok()?.normalized();
+        let question = Question { image, credentials: question.credentials.clone() };
+        let (repository, resolved) = resolve(client, &question).await.ok()?;
+        let Chosen { manifest: (_, content), .. } =
+            repository.choose(resolved, self.platform, &()).await.ok()?;
+        Some(Manifest::parse(&content).ok()?.config.digest)
+    }
 }
 
 /// Asks with each credential until the registry accepts one, as an agent does. Of several refusals, "not found"
@@ -141,19 +185,13 @@ struct Unpacked {
 }
 
 impl Unpacked {
-    async fn of_all(
-        &self,
-        repository: &Repository,
-        layers: Vec<Descriptor>,
-        delta: Option<&DeltaManifest>,
-    ) -> Arc<[Layer]> {
+    async fn of_all(&self, repository: &Repository, layers: Vec<Descriptor>) -> Vec<Layer> {
         let one = |layer: Descriptor| async move {
             // A layer is no smaller than it is compressed: so the agent counts as well.
             let unpacked = self.of(repository, &layer).await.max(layer.size);
-            let by_delta = delta.map_or(layer.size, |delta| cost(delta, &layer));
-            Layer { digest: layer.digest, download: layer.size, unpacked, by_delta }
+            Layer { digest: layer.digest, download: layer.size, unpacked }
         };
-        stream::iter(layers).map(one).buffered(LAYERS).collect::<Vec<_>>().await.into()
+        stream::iter(layers).map(one).buffered(LAYERS).collect().await
     }
 
     async fn of(&self, repository: &Repository, layer: &Descriptor) -> u64 {

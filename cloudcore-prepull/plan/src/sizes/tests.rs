@@ -27,8 +27,15 @@ fn keyed(planned: &PlannedImage) -> Keyed<'_> {
     Keyed { planned, resolved: Some(resolved) }
 }
 
-fn platform(architecture: &str) -> Platform {
-    Platform { os: "linux".to_owned(), architecture: architecture.to_owned(), variant: String::new() }
+fn receiver(architecture: &str) -> Receiver {
+    let (os, architecture) = ("linux".to_owned(), architecture.to_owned());
+    Receiver { platform: Platform { os, architecture, variant: String::new() }, held: BTreeSet::new() }
+}
+
+/// A node with this image of `team/big`.
+fn with(image: &str) -> Receiver {
+    let held = Held { repository: "team/big".to_owned(), digest: sha256(image.as_bytes()) };
+    Receiver { held: BTreeSet::from([held]), ..receiver("amd64") }
 }
 
 /// A registry on loopback with one index for two platforms. Their images share the first layer. It logs its requests.
@@ -96,6 +103,11 @@ fn big() -> String {
     format!(r#"{{"schemaVersion":2,"config":{config},"layers":[{layers}]}}"#)
 }
 
+/// An earlier version.
+fn before() -> String {
+    big().replace(&sha256(b"c"), &sha256(b"old"))
+}
+
 /// A delta to it: what stands for each of these layers, and its size.
 fn delta(layers: &[(&str, u64)]) -> String {
     let target = sha256(big().as_bytes());
@@ -124,7 +136,7 @@ fn answer_about_big(head: &str, reply: impl Fn(&str, &str, &[u8]) -> Vec<u8>) ->
         delta(&[("first", MIB), ("second", 7 * MIB)]),
         delta(&[]).replace("old", "older").replace(&sha256(big().as_bytes()), &sha256(b"another")),
     ];
-    for content in deltas.iter().chain([&big()]) {
+    for content in deltas.iter().chain([&big(), &before()]) {
         let digest = sha256(content.as_bytes());
         let is_image = *content == big();
         if head.contains(&format!("/manifests/{digest}")) || (is_image && head.contains("/manifests/v2")) {
@@ -193,10 +205,9 @@ async fn shared_questions_and_layers_count_once() {
         image("team/gone:v2", PullPolicy::Never),
     ];
     let images = [keyed(&one), keyed(&twin), keyed(&gone), keyed(&never)];
-    let (amd64, arm64, unlabelled) = (platform("amd64"), platform("arm64"), platform(""));
+    let (amd64, arm64, unlabelled) = (receiver("amd64"), receiver("arm64"), receiver(""));
     let args = SizeArgs { sizes: true, ..SizeArgs::default() };
-    let platforms = [&amd64, &arm64, &unlabelled, &amd64];
-    let asked = platforms.map(|platform| (images.as_slice(), platform.clone()));
+    let asked = [&amd64, &arm64, &unlabelled, &amd64].map(|receiver| (images.as_slice(), receiver));
     let sizes = Sizes::ask(&args, Deltas::Auto, asked.into_iter()).await;
 
     // The shared layer as its last bytes tell it, the other one guessed.
@@ -220,52 +231,55 @@ async fn shared_questions_and_layers_count_once() {
 }
 
 #[tokio::test]
-async fn the_smallest_delta_has_a_size_beside() {
+async fn the_smallest_delta_from_an_image_of_the_node_counts() {
     let server = Server::start().await;
     let image = planned(&format!("{}/team/big:v2", server.at), PullPolicy::Always);
-    let (images, amd64) = ([keyed(&image)], platform("amd64"));
+    let images = [keyed(&image)];
+    let (older, other) = (with(&before()), with("not in this registry"));
     let args = SizeArgs { sizes: true, ..SizeArgs::default() };
-    for (rule, left) in [(Deltas::Never, None), (Deltas::Auto, Some(5 * MIB))] {
-        let asked = [(images.as_slice(), amd64.clone())];
-        let sizes = Sizes::ask(&args, rule, asked.into_iter()).await;
-        let size = sizes.of_image(&images[0], &amd64).unwrap();
+    for (rule, node, left, asks) in [
+        (Deltas::Never, &older, None, false),
+        (Deltas::Auto, &receiver("amd64"), None, false),
+        (Deltas::Auto, &other, None, true),
         // A layer that's smaller than its delta is taken as it is.
-        assert_eq!((size.download_bytes, size.delta_bytes), (12 * MIB, left), "{rule:?}");
-        assert_eq!(sizes.of_node(&images, &amd64).delta_bytes, left);
-        assert_eq!(server.count("/referrers/") > 0, left.is_some(), "{rule:?}");
+        (Deltas::Auto, &older, Some(5 * MIB), true),
+    ] {
+        let asked = [(images.as_slice(), node)];
+        let sizes = Sizes::ask(&args, rule, asked.into_iter()).await;
+        let size = sizes.of_image(&images[0], node).unwrap();
+        assert_eq!((size.download_bytes, size.delta_bytes), (12 * MIB, left), "{rule:?} {node:?}");
+        assert_eq!(sizes.of_node(&images, node).delta_bytes, left);
+        assert_eq!(sizes.of_node(&images, &other).delta_bytes, None);
+        assert_eq!(server.count("/referrers/") > 0, asks, "{rule:?} {node:?}");
     }
 }
 
 #[test]
 fn a_site_downloads_each_layer_once() {
-    let (amd64, arm64) = (platform("amd64"), platform("arm64"));
+    let (amd64, arm64) = (receiver("amd64"), receiver("arm64"));
     let plan = |images: &[&str]| NodePlan {
         upgrade: None,
         removal: None,
         images: images.iter().map(|image| planned(image, PullPolicy::IfNotPresent)).collect(),
     };
     let (both, one, unknown) = (plan(&["r.io/a:1", "r.io/b:1"]), plan(&["r.io/b:1"]), plan(&["r.io/c:1"]));
-    let layer = |digest: &str, download| Layer {
-        digest: digest.to_owned(),
-        download,
-        unpacked: 0,
-        by_delta: download,
-    };
+    let layer = |digest: &str, download| Layer { digest: digest.to_owned(), download, unpacked: 0 };
     let mut sizes = Sizes::default();
-    for (image, platform, layers) in [
+    for (image, receiver, layers) in [
         (&both.images[0], &amd64, vec![layer("base", 1000), layer("a-amd64", 100)]),
         (&both.images[1], &amd64, vec![layer("base", 1000), layer("b-amd64", 20)]),
         (&both.images[0], &arm64, vec![layer("base", 1000), layer("a-arm64", 300)]),
         (&both.images[1], &arm64, vec![layer("base", 1000), layer("b-arm64", 40)]),
     ] {
         let question = Question { image: image.pull.clone(), credentials: Vec::new() };
-        sizes.answers.insert((question, platform.clone()), Ok(layers.into()));
+        let found = Found { layers, ..Found::default() };
+        sizes.answers.insert((question, receiver.platform.clone()), Ok(found.into()));
     }
-    let of = |nodes: &[(&NodePlan, &Platform)]| {
+    let of = |nodes: &[(&NodePlan, &Receiver)]| {
         let keys: Vec<Vec<Keyed<'_>>> =
             nodes.iter().map(|(plan, _)| plan.images.iter().map(keyed).collect()).collect();
         let nodes =
-            nodes.iter().zip(&keys).map(|((plan, platform), keys)| (*plan, keys.as_slice(), *platform));
+            nodes.iter().zip(&keys).map(|((plan, receiver), keys)| (*plan, keys.as_slice(), *receiver));
         let SiteSize { shared_bytes, unshared_bytes, unknown_images } = sizes.of_site(nodes);
         (shared_bytes, unshared_bytes, unknown_images)
     };
@@ -275,18 +289,4 @@ fn a_site_downloads_each_layer_once() {
     // Who pulls other images does not get theirs.
     assert_eq!(of(&[(&both, &amd64), (&one, &amd64)]), (1120 + 1020, 1120 + 1020, 0));
     assert_eq!(of(&[(&one, &amd64), (&unknown, &amd64)]), (1020, 1020, 1));
-}
-
-#[test]
-fn the_platform_of_a_node_is_by_its_labels() {
-    for (labels, os, architecture) in [
-        (&[("kubernetes.io/arch", "arm64"), ("kubernetes.io/os", "linux")][..], "linux", "arm64"),
-        (&[("beta.kubernetes.io/arch", "arm"), ("other/arch", "x")], "linux", "arm"),
-        (&[("kubernetes.io/os", "windows")], "windows", ""),
-        (&[], "linux", ""),
-    ] {
-        let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        let expected = Platform { os: os.to_owned(), ..platform(architecture) };
-        assert_eq!(platform_of(&labels), expected, "{labels:?}");
-    }
 }
