@@ -135,6 +135,16 @@ impl Image {
         Self::version_of_size(name, version, 1, 0, Some(update))
     }
 
+    /// A version with one program of `size` bytes, whose first `changed` bytes are its own.
+    pub fn release(name: &str, version: u64, size: u64, changed: u64) -> Result<Self> {
+        cached(&format!("program-{name}-{version}-{size}-{changed}"), |layout| {
+            let mut program = random(&format!("{name}/{version}"), changed);
+            program.extend(random(&format!("{name}/program"), size.saturating_sub(changed)));
+            let layers = [layout.busybox_layer()?, layout.file_layer("app/program", &program)?];
+            layout.image(&Platform::here(), &layers)
+        })
+    }
+
     fn version_of_size(
         name: &str,
         version: u64,

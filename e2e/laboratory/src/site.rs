@@ -8,6 +8,7 @@
 mod options;
 mod rows;
 mod table;
+mod updates;
 
 use std::process::ExitCode;
 

@@ -30,6 +30,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 pub struct Order {
     /// Name of the job.
     pub name: String,
+    /// The image, if it isn't that of the site.
+    pub image: Option<String>,
     /// The boxes, which all begin at the same time.
     pub on: Vec<String>,
     /// Whether the boxes share what they have.
@@ -45,7 +47,7 @@ pub struct Order {
 impl Order {
     /// An order for these boxes, each by itself. No box may fail.
     pub fn new(name: &str, on: Vec<String>, limit: Duration) -> Self {
-        Self { name: name.to_owned(), on, share: false, retries: RETRIES, may_fail: 0, limit }
+        Self { name: name.to_owned(), image: None, on, share: false, retries: RETRIES, may_fail: 0, limit }
     }
 }
 
@@ -143,8 +145,8 @@ impl Run {
         }
         let (down, up) = (boxes.lan.carried_down().await?, boxes.lan.carried_up().await?);
         let cloud = Process::now(boxes.cloud.process()?.pid())?;
-        let job =
-            boxes.cluster.job(&order.name).images([&boxes.reference]).on(&order.on).retries(order.retries);
+        let image = order.image.as_ref().unwrap_or(&boxes.reference);
+        let job = boxes.cluster.job(&order.name).images([image]).on(&order.on).retries(order.retries);
         let job = job.timeout_seconds(NODE_SECONDS).concurrency(i64::try_from(order.on.len())?);
         // No box is given up because of others.
         let mut job = serde_json::to_value(job.tolerate("1").build())?;

@@ -16,6 +16,8 @@ Examples:
       the uplink and the image of your own site
   make site NODES=50 ARGS='--apart 0 --rate 4mbit --image-size 24MiB'
       fifty boxes, without the rows in which each pulls for itself, which take fifty times as long
+  make site NODES=50 ARGS='--apart 0 --share --delta-size 8MiB'
+      fifty boxes with three versions, which an update of 8 MiB brings to the fourth
 
 Everything runs on this machine: a box is a network namespace with an agent and a containerd of its own, about 100 MiB of
 memory and three times the image on the disk. Where many boxes unpack at the same time, this machine is slower than they
@@ -55,6 +57,9 @@ pub struct Options {
     /// Let the boxes share what they have, as a last row
     #[arg(long)]
     pub share: bool,
+    /// A further row, in which boxes with three versions of an image are updated by deltas of this size
+    #[arg(long, value_name = "SIZE", value_parser = size, requires = "share")]
+    pub delta_size: Option<u64>,
     /// A further row for each of these faults, over all boxes
     #[arg(long, value_name = "FAULT", value_delimiter = ',')]
     pub fault: Vec<Fault>,

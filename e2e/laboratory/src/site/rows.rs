@@ -29,6 +29,10 @@ pub(super) async fn measure(options: &Options, teller: &Teller) -> Result<Figure
     if options.share {
         rows.row("shared", &format!("{all} boxes, sharing"), all, true).await?;
     }
+    let update = match options.delta_size {
+        Some(changed) => Some(rows.update(changed).await?),
+        None => None,
+    };
     // Last, because a box that has reached no other box doesn't try again for some minutes.
     let (last, first): (Vec<Fault>, Vec<Fault>) =
         options.fault.iter().copied().partition(|fault| *fault == Fault::Isolated);
@@ -36,7 +40,7 @@ pub(super) async fn measure(options: &Options, teller: &Teller) -> Result<Figure
         rows.fault(fault, all).await?;
     }
     let Rows { boxes, done, .. } = rows;
-    let notes = notes(&done, apart, usize::from(options.nodes));
+    let notes: Vec<_> = notes(&done, apart, usize::from(options.nodes)).into_iter().chain(update).collect();
     let (machine, image_bytes) = (prepull_e2e::usage::machine(), boxes.image_bytes()?);
     Ok(Figures { options: options.clone(), machine, image_bytes, rows: done, notes })
 }
@@ -64,11 +68,11 @@ fn notes(rows: &[Row], apart: usize, all: usize) -> Vec<String> {
     notes
 }
 
-struct Rows<'a> {
-    options: &'a Options,
-    teller: &'a Teller,
-    boxes: Boxes,
-    done: Vec<Row>,
+pub(super) struct Rows<'a> {
+    pub(super) options: &'a Options,
+    pub(super) teller: &'a Teller,
+    pub(super) boxes: Boxes,
+    pub(super) done: Vec<Row>,
 }
 
 impl Rows<'_> {
