@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Deltas between real releases, for docs/deltas.md: packages of PyPI, npm, Maven Central and Debian, made into layers as people
-# do, one patch apart. Prints a table. Needs pip, npm, mvn, apt-get, zstd and gzip; it downloads some hundred MB, into target/deltas,
+# do, one patch apart. Prints a table. Needs pip, npm, mvn, apt-get, go, zstd and gzip; it downloads some hundred MB, into target/deltas,
 # where it finds them the next time. CASES="go rust" runs only these.
 set -euo pipefail
 setup=$(cd "$(dirname "$0")" && pwd)
@@ -10,6 +10,8 @@ mkdir -p "$work"
 
 nice -n 15 cargo build --quiet --release -p prepull-delta --features make --example measure
 measure=$(realpath "${CARGO_TARGET_DIR:-$root/target}/release/examples/measure")
+# zstd:chunked, by the library of podman and CRI-O.
+(cd "$setup/chunked" && CGO_ENABLED=0 GOFLAGS=-modcacherw go build -o "$work/chunked" .)
 
 # An app on Django and pandas, with what they need.
 python_app() { # DIRECTORY PANDAS DJANGO
@@ -47,7 +49,7 @@ java_app() { # DIRECTORY SPRING-BOOT
 <dependency><groupId>org.springframework.boot</groupId><artifactId>spring-boot-starter-data-jpa</artifactId></dependency>
 </dependencies></project>
 POM
-  mvn --quiet --batch-mode --file "$work/pom/pom.xml" dependency:copy-dependencies "-DoutputDirectory=$1/app/lib"
+  mvn --quiet --batch-mode -Dstyle.color=never --file "$work/pom/pom.xml" dependency:copy-dependencies "-DoutputDirectory=$1/app/lib"
 }
 # The two newest versions of a package that apt knows, older one last.
 versions() { apt-cache madison "$1" | awk '{ print $3 }' | uniq | head -2; }
@@ -82,7 +84,7 @@ make_case() { # NAME old|new DIRECTORY
   esac
 }
 
-printf '| layer | tar | gzip -6 | zstd -3 | zstd -9 --patch-from | delta | made: time, CPU, memory | applied: MB/s, memory |\n|---|---|---|---|---|---|---|---|\n'
+printf '| layer | tar | gzip -6 | zstd -3 | zstd:chunked, and its layer | zstd -9 --patch-from | delta | made: time, CPU, memory | applied: MB/s, memory |\n|---|---|---|---|---|---|---|---|---|\n'
 mb() { awk -v bytes="$1" 'BEGIN { printf bytes < 9.95e6 ? "%.2f" : "%.1f", bytes / 1e6 }'; }
 for name in ${CASES:-python node go rust debian tomcat java}; do
   dir=$work/$name
@@ -98,11 +100,13 @@ for name in ${CASES:-python node go rust debian tomcat java}; do
   gzip -6 -c "$dir/new.tar" > "$dir/new.tar.gz"
   zstd -q -f -3 "$dir/new.tar" -o "$dir/new.tar.zst"
   zstd -q -f -9 --long=31 --patch-from="$dir/old.tar" "$dir/new.tar" -o "$dir/new.patch"
+  read -r chunks chunked < <("$work/chunked" "$dir/old.tar" "$dir/new.tar")
   read -r size seconds cpu peak < <("$measure" make "$dir/old.tar" "$dir/new.tar" "$dir/diff")
   read -r written _ apply_cpu apply_peak digest < <("$measure" apply "$dir/old" "$dir/diff")
   [ "$digest" = "$(sha256sum < "$dir/new.tar" | cut -d' ' -f1)" ] || { echo "$name: another tar" >&2; exit 1; }
   rate=$(awk -v bytes="$written" -v seconds="$apply_cpu" 'BEGIN { printf "%.0f", bytes / 1e6 / (seconds + 0.005) }')
-  printf '| %s | %s | %s | %s | %s | **%s** | %s s, %s s, %s MiB | %s, %s MiB |\n' "$name" "$(mb "$written")" \
+  printf '| %s | %s | %s | %s | %s of %s | %s | **%s** | %s s, %s s, %s MiB | %s, %s MiB |\n' "$name" "$(mb "$written")" \
     "$(mb "$(stat -c %s "$dir/new.tar.gz")")" "$(mb "$(stat -c %s "$dir/new.tar.zst")")" \
-    "$(mb "$(stat -c %s "$dir/new.patch")")" "$(mb "$size")" "$seconds" "$cpu" "$peak" "$rate" "$apply_peak"
+    "$(mb "$chunks")" "$(mb "$chunked")" "$(mb "$(stat -c %s "$dir/new.patch")")" \
+    "$(mb "$size")" "$seconds" "$cpu" "$peak" "$rate" "$apply_peak"
 done
