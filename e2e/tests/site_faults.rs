@@ -41,19 +41,19 @@ async fn struck(boxes: &mut Boxes, fault: Fault, percent: u64) -> Result<Struck>
 
 #[tokio::test]
 async fn half_of_a_site_that_is_cut_off_gets_the_image_all_the_same() -> Result<()> {
-    struck(&mut site().await?, Fault::Split, 250).await?;
+    struck(&mut site().await?, Fault::Split, 150).await?;
     Ok(())
 }
 
 #[tokio::test]
 async fn a_box_that_is_killed_while_it_carries_goes_on_where_it_was() -> Result<()> {
-    struck(&mut site().await?, Fault::Killed, 250).await?;
+    struck(&mut site().await?, Fault::Killed, 130).await?;
     Ok(())
 }
 
 #[tokio::test]
 async fn boxes_go_on_while_the_cloud_is_away() -> Result<()> {
-    struck(&mut site().await?, Fault::CloudAway, 250).await?;
+    struck(&mut site().await?, Fault::CloudAway, 150).await?;
     Ok(())
 }
 

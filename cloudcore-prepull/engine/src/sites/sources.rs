@@ -207,16 +207,19 @@ impl Turn<'_> {
         let is_loner = self.nodes[node].trust.loner_until > self.now;
         let avoids = |source| self.site.pairs.check(node, source, self.now) == Reach::Avoided;
         let awaited = |source: &NodeId| !avoids(*source) && self.nodes[*source].is_awaited(self.now);
+        let may_restart = |source: &NodeId| self.site.pairs.may_restart(node, *source, self.now);
         let mut holders = book.holders.iter().take(TRIES);
         let why = match book.carrier {
             _ if is_loner => UNREACHABLE,
+            // A carrier that is offline comes back in a moment, or loses its lease.
+            Some(carrier) if !self.nodes[carrier].is_online || may_restart(&carrier) => return false,
+            None if book.holders.keys().take(TRIES).any(may_restart) => return false,
             Some(carrier) if avoids(carrier) => UNREACHABLE,
             Some(carrier) if self.nodes[carrier].addresses.is_none() => NO_NEIGHBOUR,
             None if book.holders.keys().take(TRIES).any(awaited) => return false,
             None if holders.any(|(id, of)| of.is_proven && self.nodes[*id].is_source(self.now)) => {
                 UNREACHABLE
             }
-            // A carrier that is offline comes back in a moment, or loses its lease.
             _ => return false,
         };
         self.carry_alone(number, node, why)
@@ -253,8 +256,11 @@ impl Turn<'_> {
         let is_holder = book.holders.contains_key(&source);
         // An offline node may be back in a moment, and one that is still receiving may be held up itself.
         if self.nodes[source].is_online {
+            // A node that has just begun again, and hasn't opened the blob yet.
+            let is_late = failure.fault == PeerFault::Gone && !is_holder;
+            let fault = if is_late { PeerFault::Busy } else { failure.fault };
             let excused = !is_holder && !is_carrier && failure.fault == PeerFault::Stalled;
-            let counts = self.site.pairs.note(self.nodes, (reader, source), failure.fault, now) && !excused;
+            let counts = self.site.pairs.note(self.nodes, (reader, source), fault, now) && !excused;
             if is_carrier
                 && failure.fault == PeerFault::Unreachable
                 && let Some(carry) = self.site.books.get_mut(&number).and_then(|book| book.carry())

@@ -20,6 +20,8 @@ const BUSY_TIMES: u32 = 12;
 const LONER: Time = 600 * SECOND;
 /// A reader avoids a neighbour that was too slow or unreachable for this long.
 const SLOW: Time = 300 * SECOND;
+/// A source that doesn't answer may be restarting for this long. Its readers wait, rather than use the uplink.
+const RESTART: Time = 5 * SECOND;
 /// The same after a complaint that may have been an accident.
 const SHORT: Time = 60 * SECOND;
 /// Most pairs of a site: all of 64 nodes. In a larger site the pair that ends first is dropped.
@@ -35,7 +37,8 @@ pub(super) struct Pairs {
 #[derive(Debug, Default)]
 struct Avoided {
     until: Time,
-    is_unreachable: bool,
+    /// Since when the source is unreachable.
+    unreachable_since: Option<Time>,
     /// The source answered that it hasn't the blob.
     is_gone: bool,
     /// How often in a row the neighbour was busy.
@@ -65,11 +68,13 @@ impl Pairs {
         };
         let (is_unreachable, is_gone) = (fault == PeerFault::Unreachable, fault == PeerFault::Gone);
         nodes[source].trust.has_gone |= is_gone;
-        self.insert((reader, source), Avoided { until: now + time, is_unreachable, is_gone, busy: 0 });
+        let before = self.unreachable_since(reader, source, now);
+        let unreachable_since = is_unreachable.then(|| before.unwrap_or(now));
+        self.insert((reader, source), Avoided { until: now + time, unreachable_since, is_gone, busy: 0 });
         if is_unreachable {
             nodes[reader].trust.has_unreachable = true;
             nodes[source].trust.has_unreachable = true;
-            let unreached = self.of(reader, now).filter(|(_, pair)| pair.is_unreachable);
+            let unreached = self.of(reader, now).filter(|(_, pair)| pair.unreachable_since.is_some());
             let (count, by_none) = unreached.fold((0, 0), |(count, by_none), (peer, _)| {
                 (count + 1, by_none + usize::from(!nodes[peer].trust.is_reached))
             });
@@ -109,6 +114,15 @@ impl Pairs {
         }
     }
 
+    fn unreachable_since(&self, reader: NodeId, source: NodeId, now: Time) -> Option<Time> {
+        self.avoided.get(&(reader, source)).filter(|pair| pair.until > now)?.unreachable_since
+    }
+
+    /// Whether a source that a reader can't reach may be restarting: the end of its session may be noticed after the complaint.
+    pub(super) fn may_restart(&self, reader: NodeId, source: NodeId, now: Time) -> bool {
+        self.unreachable_since(reader, source, now).is_some_and(|since| since + RESTART > now)
+    }
+
     fn of(&self, reader: NodeId, now: Time) -> impl Iterator<Item = (NodeId, &Avoided)> {
         let pairs = self.avoided.range((reader, 0)..=(reader, NodeId::MAX));
         pairs.filter(move |(_, pair)| pair.until > now).map(|((_, peer), pair)| (*peer, pair))
@@ -118,7 +132,7 @@ impl Pairs {
     pub(super) fn note_success(&mut self, nodes: &mut Nodes, reader: NodeId, source: NodeId, now: Time) {
         nodes[source].trust.is_reached = true;
         nodes[reader].trust.loner_until = 0;
-        let ended = |pair: &Avoided| pair.is_unreachable || pair.busy > 0;
+        let ended = |pair: &Avoided| pair.unreachable_since.is_some() || pair.busy > 0;
         let ended: Vec<_> =
             self.of(reader, now).filter(|(_, pair)| ended(pair)).map(|(peer, _)| peer).collect();
         for peer in ended {
@@ -131,7 +145,7 @@ impl Pairs {
         let trust = &mut nodes[node].trust;
         trust.loner_until = 0;
         if std::mem::take(&mut trust.has_unreachable) {
-            self.forget(node, |pair| pair.is_unreachable);
+            self.forget(node, |pair| pair.unreachable_since.is_some());
         }
     }
 

@@ -62,6 +62,12 @@ impl Download<'_> {
                 let Some(opened) = opened else { break };
                 opened
             };
+            let from = match &way {
+                Way::Peer(peer) => peer.node.as_str(),
+                Way::Registry(_) => "the registry",
+            };
+            let offset = filling.part.offset();
+            tracing::debug!(image = self.reference, blob = blob.digest, offset, from, "filling");
             let filled = match (way, &mut seeker) {
                 (Way::Peer(peer), Some(seeker)) => {
                     self.fill_from_peer(&mut filling, blob, &peer, seeker).await?

@@ -94,6 +94,28 @@ fn a_carrier_may_return_in_time() {
     assert!(story.hear_in(40).contains(&"b 1: carry".to_owned()));
 }
 
+/// Its readers notice the end of a carrier before its session ends, and ask it again before it has opened its blobs.
+#[test]
+fn readers_wait_for_a_carrier_that_restarts() {
+    let mut story = Story::of_streaming(&["a", "b"]);
+    story.want("a", "1");
+    story.want("b", "1");
+    assert_eq!(story.hear(), ["a 1: carry", "b 1: a"]);
+    story.blame("b", "1", "a", PeerFault::Unreachable);
+    let mut heard = story.hear();
+    story.sites.disconnect(&"a".into(), story.now);
+    heard.extend(story.hear_in(10));
+    story.connect("a");
+    story.say("a", &[("1", 10 * MIB, BlobState::Wanted, MIB)]);
+    heard.extend(story.hear_in(6));
+    assert!(heard.ends_with(&["a 1: carry".to_owned(), "b 1: a".to_owned()]), "{heard:?}");
+    story.blame("b", "1", "a", PeerFault::Gone);
+    story.say("a", &[("1", 10 * MIB, BlobState::Carrying, 2 * MIB)]);
+    heard.extend(story.hear_in(7));
+    assert!(heard.ends_with(&["b 1: a".to_owned()]), "{heard:?}");
+    assert!(!heard.iter().any(|word| word.contains("alone")), "{heard:?}");
+}
+
 #[test]
 fn after_an_outage_the_carrier_may_return() {
     let mut story = Story::of(&["a", "b"]);
@@ -233,7 +255,7 @@ fn each_half_of_a_split_lan_has_a_carrier() {
     for node in ["x", "y", "z"] {
         story.blame(node, "1", "b", PeerFault::Unreachable);
     }
-    story.hear();
+    story.hear_in(6);
     let alone = |node: &NodeId| story.sites.nodes[*node].carries;
     let ids: Vec<NodeId> =
         ["x", "y", "z"].iter().map(|node| story.sites.nodes.id(&(*node).into()).unwrap()).collect();

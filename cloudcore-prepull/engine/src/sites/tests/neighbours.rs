@@ -71,7 +71,8 @@ fn a_node_without_neighbours_downloads_for_itself() {
     story.have_proven("a", "1");
     assert_eq!(story.hear(), ["b 1: a"]);
     story.blame("b", "1", "a", PeerFault::Unreachable);
-    assert_eq!(story.hear(), ["b 1: alone: it reaches no"]);
+    assert!(!story.hear_in(4).iter().any(|word| word.contains("alone")), "it may be restarting");
+    assert!(story.hear_in(2).contains(&"b 1: alone: it reaches no".to_owned()));
     story.want("c", "1");
     assert_eq!(story.hear(), ["c 1: a"], "others do reach it");
 }
