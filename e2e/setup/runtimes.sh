@@ -16,7 +16,7 @@ say() { printf '==> %s\n' "$*"; }
 topics=(
   pulls:: tries:: policies:: overriders:: fetch:: fetch_access:: unpacking:: deltas::
   secrets:: credential_providers::
-  links:: stalls:: restarts:: deletion:: pins::
+  links:: stalls:: restarts:: deletion:: pins:: removal:: sharing::a_delta
   site_streams::readers_go_on
   edge_faults::a_full_disk edge_faults::leftovers edge_faults::a_late_containerd
   rollout::the_next_job kruise_faults::a_killed_agent kruise_faults::a_job_deleted

@@ -1,5 +1,6 @@
 //! Paths of programs, scripts, logs and caches.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -113,6 +114,13 @@ pub fn program(name: &str) -> Result<PathBuf> {
         bail!("no {name} at {}: build it (cargo build -p {name}), or set PREPULL_BIN_DIR", path.display());
     }
     Ok(path)
+}
+
+/// Whether our programs are of this machine, and not scripts that start an emulator, as `make test-dist` has them.
+pub fn are_native() -> Result<bool> {
+    let mut magic = [0; 4];
+    std::fs::File::open(program("cloudcore-prepull")?)?.read_exact(&mut magic)?;
+    Ok(magic == *b"\x7fELF")
 }
 
 /// Writes one of our programs to a file, without its debug information: it's less than half as large.

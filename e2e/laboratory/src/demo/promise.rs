@@ -27,6 +27,10 @@ pub(super) async fn show(story: &Story, verdict: &mut Verdict) -> Result<()> {
         story.line(&format!("Left out, since this machine can't run a kubelet: {reason}"));
         return Ok(());
     }
+    if !parts::are_native()? {
+        story.line("Left out, since an image with programs of another architecture needs an emulator in it");
+        return Ok(());
+    }
     let cluster = Kubernetes::start().await?;
     let (_server, mut edge) = tokio::try_join!(cluster.worker("server-1"), cluster.worker(EDGE))?;
     cluster.cluster().label_node(EDGE, "node-role.kubernetes.io/edge", Some("")).await?;
