@@ -205,7 +205,10 @@ async fn a_pull_at_the_same_moment_is_whole() -> Result<()> {
         // As the kubelet pulls.
         let pulls = async {
             for _ in 0..10 {
-                node.containerd().pull(&reference, None).await?;
+                // containerd 2 looks the image up once more at the end of a pull. The kubelet tries again.
+                if let Err(error) = node.containerd().pull(&reference, None).await {
+                    ensure!(format!("{error:#}").contains("not found"), "{error:#}");
+                }
             }
             anyhow::Ok(())
         };

@@ -183,6 +183,7 @@ impl Sites {
         let id = self.nodes.id_or_new(node);
         let member = &mut self.nodes[id];
         (member.is_online, member.back_until, member.reads_streams) = (true, 0, false);
+        member.online_since = now.as_millisecond();
         let door = hello.peer.as_ref().filter(|door| door.is_valid());
         member.streams = door.is_some_and(|door| door.streams);
         member.addresses = door.map(|door| door.addresses.as_slice().into());

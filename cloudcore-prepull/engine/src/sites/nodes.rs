@@ -27,6 +27,8 @@ pub(super) struct Node {
     pub(super) site: Option<Arc<str>>,
     pub(super) is_listed: bool,
     pub(super) is_online: bool,
+    /// When its session began.
+    pub(super) online_since: Time,
     /// A node without a session is expected back until then.
     pub(super) back_until: Time,
     /// Its addresses for neighbours.

@@ -23,6 +23,8 @@ const WAITING_TRIES: usize = 64;
 const UNPROVEN_READERS: usize = 2;
 /// An unproven holder has this long to deliver something to its first reader.
 const UNPROVEN_READ: super::Time = LEASE / 2;
+/// A node has this long after the beginning of its session to open the blobs that it's receiving.
+const BEGINNING: super::Time = 30 * SECOND;
 /// A node without a source tries again after this long: a timer of a pair may have ended.
 const RETRY: super::Time = 5 * SECOND;
 
@@ -256,13 +258,19 @@ impl Turn<'_> {
         let is_holder = book.holders.contains_key(&source);
         // An offline node may be back in a moment, and one that is still receiving may be held up itself.
         if self.nodes[source].is_online {
-            // A node that has just begun again, and hasn't opened the blob yet.
-            let is_late = failure.fault == PeerFault::Gone && !is_holder;
-            let fault = if is_late { PeerFault::Busy } else { failure.fault };
+            // A node that has just begun again may not have opened the blob yet.
+            let has_begun = self.nodes[source].online_since + BEGINNING > now;
+            let is_late = failure.fault == PeerFault::Gone && !is_holder && has_begun;
             let excused = !is_holder && !is_carrier && failure.fault == PeerFault::Stalled;
-            let counts = self.site.pairs.note(self.nodes, (reader, source), fault, now) && !excused;
+            let pair = (reader, source);
+            let counts = if is_late {
+                self.site.pairs.note_beginning(pair, now);
+                false
+            } else {
+                self.site.pairs.note(self.nodes, pair, failure.fault, now) && !excused
+            };
             if is_carrier
-                && failure.fault == PeerFault::Unreachable
+                && (failure.fault == PeerFault::Unreachable || is_late)
                 && let Some(carry) = self.site.books.get_mut(&number).and_then(|book| book.carry())
             {
                 carry.tested_since = None;

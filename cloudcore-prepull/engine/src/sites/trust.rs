@@ -85,6 +85,12 @@ impl Pairs {
         counts
     }
 
+    /// The source has just begun again, and is asked again in a moment.
+    pub(super) fn note_beginning(&mut self, pair: (NodeId, NodeId), now: Time) {
+        let busy = self.avoided.get(&pair).map_or(1, |pair| pair.busy.max(1));
+        self.insert(pair, Avoided { until: now + BUSY, busy, ..Avoided::default() });
+    }
+
     /// A read was too slow.
     pub(super) fn avoid(&mut self, pair: (NodeId, NodeId), now: Time) {
         self.insert(pair, Avoided { until: now + SLOW, ..Avoided::default() });

@@ -284,6 +284,27 @@ fn in_peace_the_uplink_carries_each_blob_once() {
 }
 
 #[test]
+fn agents_that_restart_carry_nothing_twice() {
+    for seed in seeds() {
+        let mut world = World::new(seed, 2);
+        world.streams = true;
+        world.begin();
+        while !world.is_done() {
+            world.tick();
+            if world.second.is_multiple_of(10) {
+                let node = world.rng.below(world.nodes.len());
+                world.complain_about(node);
+                world.hear();
+                world.restart(node);
+            }
+            assert!(world.second < 10 * PEACE, "seed {seed}");
+        }
+        let (carried, all) = (world.uplink, world.all());
+        assert!(carried * 100 <= all * 110, "seed {seed}: {carried} of {all}\n{}", world.trace.join("\n"));
+    }
+}
+
+#[test]
 fn a_slow_link_with_interruptions_carries_little_twice() {
     for seed in seeds().take(20) {
         let mut world = World::new(seed, 3);

@@ -224,6 +224,20 @@ impl World {
         }
     }
 
+    /// The readers of a node find that it's gone, before its session ends.
+    pub(super) fn complain_about(&mut self, peer: usize) {
+        for node in 0..self.nodes.len() {
+            for blob in 0..self.sizes.len() {
+                let of = &mut self.nodes[node].blobs[blob];
+                if of.doing == Doing::Peer(peer) {
+                    of.doing = Doing::Nothing;
+                    let (digest, peer) = (digest(&blob.to_string()), name(peer));
+                    self.say(node, blob, vec![PeerFailure { digest, peer, fault: PeerFault::Unreachable }]);
+                }
+            }
+        }
+    }
+
     /// The agent begins again: what it has stays.
     pub(super) fn restart(&mut self, node: usize) {
         if self.nodes[node].online {
