@@ -61,6 +61,8 @@ const RETURN: Time = 15 * SECOND;
 /// Time from the first node that wants a blob to its lease. After a failover or a window the nodes come back within it, so
 /// the one with the most bytes goes on.
 const GATHER: Time = SECOND;
+/// The same for a new leader while nodes of the site are missing: they're on their way, perhaps with half of the blob.
+const RETURNING: Time = 10 * SECOND;
 /// Interval of reminders to a waiting node: a third of the shortest patience of agents.
 const REMINDER: Time = 20 * SECOND;
 /// We remember the holders of an unwanted blob for this long: the next wave may begin hours later.
@@ -101,6 +103,10 @@ pub struct Sites {
     refusals: Vec<Directions>,
     events: VecDeque<SiteEvent>,
     bytes: usize,
+    /// When the first session began.
+    begun: Option<Time>,
+    /// The number of listed nodes of each site that have no session.
+    missing: BTreeMap<Arc<str>, usize>,
 }
 
 impl Sites {
@@ -114,12 +120,39 @@ impl Sites {
         &self.settings
     }
 
+    /// How long a blob without a lease waits for nodes that have more of it.
+    fn gather(&self, site: &str, now: Time) -> Time {
+        match self.begun.filter(|_| self.missing.contains_key(site)) {
+            Some(begun) => (begun + RETURNING - now).max(GATHER),
+            None => GATHER,
+        }
+    }
+
+    /// Counts a node among the missing ones of its site, by whether it was one of them and is one now.
+    fn count_missing(&mut self, before: Option<Arc<str>>, now: Option<Arc<str>>) {
+        if before == now {
+            return;
+        }
+        if let Some(site) = before
+            && let Some(count) = self.missing.get_mut(&site)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.missing.remove(&site);
+            }
+        }
+        if let Some(site) = now {
+            *self.missing.entry(site).or_default() += 1;
+        }
+    }
+
     /// Works on a site, and updates its entries in `due` and `idle`.
     fn turn<T>(&mut self, name: &Arc<str>, now: Time, work: impl FnOnce(&mut Turn<'_>) -> T) -> Option<T> {
+        let gather = self.gather(name, now);
         let site = self.by_name.get_mut(name)?;
         let before = (site.due, site.idle.first().map(|idle| idle.0));
         let (nodes, events, bytes) = (&mut self.nodes, &mut self.events, &mut self.bytes);
-        let result = work(&mut Turn { site, nodes, events, bytes, now, steps: usize::MAX });
+        let result = work(&mut Turn { site, nodes, events, bytes, now, gather, steps: usize::MAX });
         site.due = site.next_look();
         let after = (site.due, site.idle.first().map(|idle| idle.0));
         for (index, before, after) in
@@ -160,6 +193,7 @@ impl Sites {
     ) {
         let site = labels.and_then(|labels| self.settings.site_of(labels));
         let id = self.nodes.id_or_new(node);
+        let missing = self.nodes[id].missing_at();
         self.nodes[id].is_listed = labels.is_some();
         if self.nodes[id].site.as_deref() != site {
             let new: Option<Arc<str>> = site.map(Arc::from);
@@ -173,6 +207,7 @@ impl Sites {
                 });
             }
         }
+        self.count_missing(missing, self.nodes[id].missing_at());
         if labels.is_none() && !self.nodes[id].is_online {
             self.nodes.remove(id);
         }
@@ -181,6 +216,8 @@ impl Sites {
     /// A session of the node has begun.
     pub(crate) fn connect(&mut self, node: &NodeName, hello: &Hello, now: Timestamp) {
         let id = self.nodes.id_or_new(node);
+        self.begun.get_or_insert(now.as_millisecond());
+        self.count_missing(self.nodes[id].missing_at(), None);
         let member = &mut self.nodes[id];
         (member.is_online, member.back_until, member.reads_streams) = (true, 0, false);
         member.online_since = now.as_millisecond();
@@ -210,7 +247,9 @@ impl Sites {
     pub(crate) fn disconnect(&mut self, node: &NodeName, now: Timestamp) {
         let (Some(id), now) = (self.nodes.id(node), now.as_millisecond()) else { return };
         let until = now + OFFLINE_LEASE;
+        let missing = self.nodes[id].missing_at();
         (self.nodes[id].is_online, self.nodes[id].back_until) = (false, until);
+        self.count_missing(missing, self.nodes[id].missing_at());
         if let Some(site) = self.nodes[id].site.clone() {
             self.turn(&site, now, |turn| {
                 for number in turn.nodes[id].books.clone() {

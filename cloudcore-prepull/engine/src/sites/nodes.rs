@@ -74,6 +74,11 @@ pub(super) struct NodeTrust {
 }
 
 impl Node {
+    /// The site that lacks it: its Node is there, and it has no session.
+    pub(super) fn missing_at(&self) -> Option<Arc<str>> {
+        self.site.clone().filter(|_| self.is_listed && !self.is_online)
+    }
+
     /// Whether a neighbour can be sent to it.
     pub(super) fn serves_now(&self) -> bool {
         self.is_online && self.addresses.is_some()

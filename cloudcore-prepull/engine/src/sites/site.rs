@@ -61,6 +61,8 @@ pub(super) struct Turn<'a> {
     /// Bytes of all books of all sites.
     pub(super) bytes: &'a mut usize,
     pub(super) now: Time,
+    /// How long a blob without a lease waits.
+    pub(super) gather: Time,
     pub(super) steps: usize,
 }
 
@@ -243,8 +245,9 @@ impl Turn<'_> {
     pub(super) fn add_seeker(&mut self, number: u32, node: NodeId, task: &Arc<TaskId>) {
         let Some(book) = self.site.books.get_mut(&number) else { return };
         if book.seekers.is_empty() {
-            book.gather_until = self.now + GATHER;
+            book.gather_until = self.now + self.gather;
         }
+        let gather_until = book.gather_until;
         book.seekers.insert(node, Seeker::new(task.clone()));
         book.waiting.insert(node);
         let carrier = book.carrier;
@@ -254,7 +257,7 @@ impl Turn<'_> {
         if let Some(carrier) = carrier.filter(|carrier| !may_carry(*carrier) && may_carry(node)) {
             self.set_way(number, carrier, Way::Wait);
         }
-        self.wake_book(number, self.now + GATHER);
+        self.wake_book(number, gather_until.max(self.now + GATHER));
         self.site.mark(number);
         self.settle(number);
     }
