@@ -58,11 +58,12 @@ const LEASE: Time = 60 * SECOND;
 const OFFLINE_LEASE: Time = 30 * SECOND;
 /// Time for a node to report its blobs in a new session.
 const RETURN: Time = 15 * SECOND;
-/// Time from the first node that wants a blob to its lease. After a failover or a window the nodes come back within it, so
-/// the one with the most bytes goes on.
+/// Time from the first node that wants a blob to its lease. After a window the nodes come back within it, so the one with the
+/// most bytes goes on.
 const GATHER: Time = SECOND;
-/// The same for a new leader while nodes of the site are missing: they're on their way, perhaps with half of the blob.
-const RETURNING: Time = 10 * SECOND;
+/// Until this long after its first session, a leader gives no lease at a site with missing nodes: they're on their way,
+/// perhaps with half of the blob.
+const GATHER_AT_START: Time = 10 * SECOND;
 /// Interval of reminders to a waiting node: a third of the shortest patience of agents.
 const REMINDER: Time = 20 * SECOND;
 /// We remember the holders of an unwanted blob for this long: the next wave may begin hours later.
@@ -122,10 +123,8 @@ impl Sites {
 
     /// How long a blob without a lease waits for nodes that have more of it.
     fn gather(&self, site: &str, now: Time) -> Time {
-        match self.begun.filter(|_| self.missing.contains_key(site)) {
-            Some(begun) => (begun + RETURNING - now).max(GATHER),
-            None => GATHER,
-        }
+        let left = self.begun.map_or(0, |begun| begun + GATHER_AT_START - now);
+        if left > GATHER && self.missing.contains_key(site) { left } else { GATHER }
     }
 
     /// Counts a node among the missing ones of its site, by whether it was one of them and is one now.

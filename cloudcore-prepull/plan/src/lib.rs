@@ -262,9 +262,11 @@ impl Request<'_> {
     /// Plans the job for these nodes. A refused job is an error.
     pub async fn plan(&self, nodes: Vec<ListedNode>, source: SecretSource<'_>) -> anyhow::Result<Report> {
         let (job, sites) = (self.validate()?, self.sites.settings());
-        let listed: BTreeMap<NodeName, ListedNode> =
-            nodes.into_iter().map(|node| (node.view.name.clone(), node)).collect();
-        let nodes = listed.iter().map(|(name, node)| (name.clone(), node.view.clone())).collect();
+        let named = |ListedNode { view, images }: ListedNode| {
+            ((view.name.clone(), images), (view.name.clone(), view))
+        };
+        let (images, nodes): (BTreeMap<_, _>, BTreeMap<NodeName, NodeView>) =
+            nodes.into_iter().map(named).unzip();
         let plan = plan(&job, &nodes).map_err(|refusal| anyhow::anyhow!("the job is refused: {refusal}"))?;
         let names = secret_names(&job, &plan);
         let (secrets, unread) = match source {
@@ -284,14 +286,14 @@ impl Request<'_> {
         let user = self.consent.require_secret_consent.then_some(SecretUser::Job(&job.name));
         let known = secrets.as_ref().map(|secrets| KnownSecrets { secrets, unread: &unread, user });
         let mut warnings = find_warnings(&job, &nodes, &plan);
-        warnings.extend(sites::warning(&job.download, &sites, &plan, &listed));
+        warnings.extend(sites::warning(&job.download, &sites, &plan, &nodes));
         warnings.extend(unread.iter().map(|secret| {
             format!(
                 "you lack the right to read secret {secret}: whether it has the credentials was not checked"
             )
         }));
         let keyed = KeyedPlans::new(&plan, known.as_ref());
-        let receivers = self.sizes.sizes.then(|| receivers(&plan, &listed));
+        let receivers = self.sizes.sizes.then(|| receivers(&plan, &nodes, &images));
         let sizes = match &receivers {
             Some(receivers) => {
                 let each = plan.nodes.iter().zip(receivers);
@@ -304,7 +306,7 @@ impl Request<'_> {
             None => None,
         };
         let sizes = sizes.as_ref().zip(receivers.as_deref());
-        let sites = sites::report(&job.download, &sites, &plan, &listed, &keyed, sizes);
+        let sites = sites::report(&job.download, &sites, &plan, &nodes, &keyed, sizes);
         let nodes = build_nodes(&plan, &keyed, sizes);
         let download = download::report(&job.download, known.as_ref());
         let skipped = plan.skipped.iter();

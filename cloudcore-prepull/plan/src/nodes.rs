@@ -14,7 +14,7 @@ use prepull_registry::manifest::Platform;
 #[derive(Clone, Debug)]
 pub struct ListedNode {
     pub(super) view: NodeView,
-    images: Vec<Held>,
+    pub(super) images: Vec<Held>,
 }
 
 /// An image of a node, as a manifest or an index.
@@ -47,15 +47,17 @@ impl ListedNode {
 }
 
 /// The nodes of a plan, in its order.
-pub(super) fn receivers(plan: &Plan, nodes: &BTreeMap<NodeName, ListedNode>) -> Vec<Receiver> {
-    let receiver = |(name, plan): &(NodeName, Arc<NodePlan>)| match nodes.get(name) {
-        Some(ListedNode { view, images }) => {
-            let is_planned =
-                |held: &&Held| plan.images.iter().any(|image| image.pull.repository() == held.repository);
-            let held = images.iter().filter(is_planned).cloned().collect();
-            Receiver { platform: platform_of(&view.labels), held }
-        }
-        None => Receiver { platform: Platform::default(), held: BTreeSet::new() },
+pub(super) fn receivers(
+    plan: &Plan,
+    nodes: &BTreeMap<NodeName, NodeView>,
+    images: &BTreeMap<NodeName, Vec<Held>>,
+) -> Vec<Receiver> {
+    let receiver = |(name, plan): &(NodeName, Arc<NodePlan>)| {
+        let platform = nodes.get(name).map(|node| platform_of(&node.labels)).unwrap_or_default();
+        let is_planned =
+            |held: &&Held| plan.images.iter().any(|image| image.pull.repository() == held.repository);
+        let held = images.get(name).into_iter().flatten().filter(is_planned).cloned().collect();
+        Receiver { platform, held }
     };
     plan.nodes.iter().map(receiver).collect()
 }

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use prepull_api::task::NodeName;
 use prepull_engine::prepull::plan::{NodePlan, Plan};
 use prepull_engine::prepull::validate::DownloadPolicy;
+use prepull_engine::shared::node_view::NodeView;
 use prepull_engine::sites::SiteSettings;
 use serde::Serialize;
 
 use super::KeyedPlans;
-use super::nodes::{ListedNode, Receiver};
+use super::nodes::Receiver;
 use super::sizes::{SiteSize, Sizes};
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -36,7 +37,7 @@ pub(super) fn report(
     policy: &DownloadPolicy,
     settings: &SiteSettings,
     plan: &Plan,
-    nodes: &BTreeMap<NodeName, ListedNode>,
+    nodes: &BTreeMap<NodeName, NodeView>,
     keyed: &KeyedPlans<'_>,
     sizes: Option<(&Sizes, &[Receiver])>,
 ) -> Vec<SiteReport> {
@@ -70,7 +71,7 @@ pub(super) fn warning(
     policy: &DownloadPolicy,
     settings: &SiteSettings,
     plan: &Plan,
-    nodes: &BTreeMap<NodeName, ListedNode>,
+    nodes: &BTreeMap<NodeName, NodeView>,
 ) -> Option<String> {
     let without = || plan.nodes.iter().filter(|(name, _)| site_of(name, settings, nodes).is_none());
     let (first, _) = without().next()?;
@@ -87,7 +88,7 @@ pub(super) fn warning(
 fn site_of<'a>(
     node: &NodeName,
     settings: &SiteSettings,
-    nodes: &'a BTreeMap<NodeName, ListedNode>,
+    nodes: &'a BTreeMap<NodeName, NodeView>,
 ) -> Option<&'a str> {
-    settings.site_of(&nodes.get(node)?.view.labels)
+    settings.site_of(&nodes.get(node)?.labels)
 }

@@ -20,10 +20,10 @@ const BUSY_TIMES: u32 = 12;
 const LONER: Time = 600 * SECOND;
 /// A reader avoids a neighbour that was too slow or unreachable for this long.
 const SLOW: Time = 300 * SECOND;
-/// A source that doesn't answer may be restarting for this long. Its readers wait, rather than use the uplink.
-const RESTART: Time = 5 * SECOND;
 /// The same after a complaint that may have been an accident.
 const SHORT: Time = 60 * SECOND;
+/// A source that doesn't answer may be restarting for this long. Its readers wait, rather than use the uplink.
+const RESTART: Time = 5 * SECOND;
 /// Most pairs of a site: all of 64 nodes. In a larger site the pair that ends first is dropped.
 const MAX_PAIRS: usize = 4096;
 

@@ -113,7 +113,7 @@ async fn ask(
     answers
 }
 
-/// An image that is to be pulled, for one platform.
+/// An image to pull, for one platform.
 struct Target<'a> {
     repository: &'a Repository,
     manifest: &'a str,
