@@ -62,8 +62,8 @@ const RETURN: Time = 15 * SECOND;
 /// most bytes goes on.
 const GATHER: Time = SECOND;
 /// Until this long after its first session, a leader gives no lease at a site with missing nodes: they're on their way,
-/// perhaps with half of the blob.
-const GATHER_AT_START: Time = 10 * SECOND;
+/// perhaps with half of the blob. Agents come back over the time for which there was no leader.
+const GATHER_AT_START: Time = 30 * SECOND;
 /// Interval of reminders to a waiting node: a third of the shortest patience of agents.
 const REMINDER: Time = 20 * SECOND;
 /// We remember the holders of an unwanted blob for this long: the next wave may begin hours later.

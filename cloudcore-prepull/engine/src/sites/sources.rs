@@ -23,7 +23,8 @@ const WAITING_TRIES: usize = 64;
 const UNPROVEN_READERS: usize = 2;
 /// An unproven holder has this long to deliver something to its first reader.
 const UNPROVEN_READ: super::Time = LEASE / 2;
-/// A node has this long after the beginning of its session to open the blobs that it's receiving.
+/// A node has this long after the beginning of its session to open its door and its blobs: until then readers avoid it, and
+/// only wrong bytes count against it.
 const BEGINNING: super::Time = 30 * SECOND;
 /// A node without a source tries again after this long: a timer of a pair may have ended.
 const RETRY: super::Time = 5 * SECOND;
@@ -267,7 +268,8 @@ impl Turn<'_> {
                 self.site.pairs.note_beginning(pair, now);
                 false
             } else {
-                self.site.pairs.note(self.nodes, pair, failure.fault, now) && !excused
+                let is_settled = !has_begun || failure.fault == PeerFault::Damaged;
+                self.site.pairs.note(self.nodes, pair, failure.fault, now) && is_settled && !excused
             };
             if is_carrier
                 && (failure.fault == PeerFault::Unreachable || is_late)

@@ -304,6 +304,25 @@ fn agents_that_restart_carry_nothing_twice() {
     }
 }
 
+/// A new leader starts after some seconds, and the nodes come back over the same time again.
+#[test]
+fn a_cloud_that_was_away_carries_nothing_twice() {
+    for seed in seeds() {
+        let mut world = World::new(seed, 3);
+        world.streams = true;
+        world.begin();
+        let away = world.rng.between(5, 25);
+        let third = world.all() / world.link / 3;
+        while !world.is_done() {
+            (0..third.max(60)).for_each(|_| world.tick());
+            world.be_away(away);
+            assert!(world.second < 10 * PEACE, "seed {seed}");
+        }
+        let (carried, all) = (world.uplink, world.all());
+        assert!(carried * 100 <= all * 110, "seed {seed}: {carried} of {all}\n{}", world.trace.join("\n"));
+    }
+}
+
 #[test]
 fn a_slow_link_with_interruptions_carries_little_twice() {
     for seed in seeds().take(20) {

@@ -5,6 +5,7 @@ use super::*;
 #[test]
 fn readers_wait_for_a_holder_that_restarts() {
     let mut story = Story::of(&["a", "b"]);
+    story.hear_in(30);
     story.have("a", "1");
     story.sites.disconnect(&"a".into(), story.now);
     story.want("b", "1");
@@ -194,4 +195,22 @@ fn a_node_that_lost_a_blob_may_carry_it() {
     let mut heard = story.hear_in(2);
     heard.sort();
     assert_eq!(heard, ["a 1: carry", "b 1: a", "c 1: a,b"]);
+}
+
+#[test]
+fn a_holder_that_has_just_begun_is_not_barred() {
+    let complain = |seconds| {
+        let mut story = Story::of(&["a", "b", "c"]);
+        story.have("a", "1");
+        story.hear_in(seconds);
+        for reader in ["b", "c"] {
+            story.want(reader, "1");
+            story.hear();
+            story.blame(reader, "1", "a", PeerFault::Refused);
+        }
+        story.gather(&["d"]);
+        story.want("d", "1");
+        story.hear().contains(&"d 1: a".to_owned())
+    };
+    assert_eq!((complain(1), complain(31)), (true, false), "its door may not be open yet");
 }

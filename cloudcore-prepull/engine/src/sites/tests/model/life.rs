@@ -224,6 +224,33 @@ impl World {
         }
     }
 
+    /// No leader for this many seconds; then a new one, to which the nodes come back over the same time.
+    pub(super) fn be_away(&mut self, seconds: u64) {
+        self.log("away");
+        self.sites = Sites::default();
+        for node in 0..self.nodes.len() {
+            self.nodes[node].online = false;
+            self.nodes[node].blobs.iter_mut().for_each(|of| of.has_said = false);
+        }
+        (0..seconds).for_each(|_| self.tick());
+        self.log("a new leader");
+        let mut left = self.nodes.len();
+        for node in 0..self.nodes.len() {
+            self.place(node, "ship");
+        }
+        let back: Vec<u64> = (0..left).map(|_| self.rng.between(0, seconds)).collect();
+        for second in 0.. {
+            for node in (0..self.nodes.len()).filter(|node| back[*node] == second) {
+                self.connect(node);
+                left -= 1;
+            }
+            if left == 0 {
+                return;
+            }
+            self.tick();
+        }
+    }
+
     /// The readers of a node find that it's gone, before its session ends.
     pub(super) fn complain_about(&mut self, peer: usize) {
         for node in 0..self.nodes.len() {
