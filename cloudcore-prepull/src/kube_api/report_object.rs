@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::Resource;
+use kube::api::TypeMeta;
 use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::report::{ImagePrePullReport, JOB_NAME_LABEL, JOB_UID_LABEL, ReportBody};
 use prepull_api::task::JobUid;
+use serde::Serialize;
 
 /// Bytes of the job's name in the name of a report: with a part of the UID and the index it stays below 253 bytes.
 const NAME_LENGTH: usize = 220;
@@ -29,13 +31,23 @@ pub(crate) fn report_id(metadata: &ObjectMeta) -> (JobUid, u32) {
     (JobUid(owner.map(|owner| owner.uid.clone()).unwrap_or_default()), index.unwrap_or(u32::MAX))
 }
 
-/// A report as it is written: owned by its job, and to be found by two labels.
-pub(crate) fn report_object(
+/// An [`ImagePrePullReport`] as it is written, without a copy of its content.
+#[derive(Serialize)]
+pub(crate) struct ReportObject<'a> {
+    #[serde(flatten)]
+    types: TypeMeta,
+    metadata: ObjectMeta,
+    #[serde(flatten)]
+    body: &'a ReportBody,
+}
+
+/// A report that is owned by its job, and to be found by two labels.
+pub(crate) fn report_object<'a>(
     job: &JobUid,
     name: &str,
     version: Option<String>,
-    body: &ReportBody,
-) -> ImagePrePullReport {
+    body: &'a ReportBody,
+) -> ReportObject<'a> {
     let mut labels = BTreeMap::from([(JOB_UID_LABEL.to_owned(), job.0.clone())]);
     if name.len() <= LABEL_LENGTH {
         labels.insert(JOB_NAME_LABEL.to_owned(), name.to_owned());
@@ -48,8 +60,8 @@ pub(crate) fn report_object(
         controller: Some(true),
         block_owner_deletion: None,
     };
-    ImagePrePullReport {
-        types: Some(ImagePrePullReport::type_meta()),
+    ReportObject {
+        types: ImagePrePullReport::type_meta(),
         metadata: ObjectMeta {
             name: Some(report_name(job, name, body.index)),
             labels: Some(labels),
@@ -57,7 +69,7 @@ pub(crate) fn report_object(
             resource_version: version,
             ..ObjectMeta::default()
         },
-        body: body.clone(),
+        body,
     }
 }
 

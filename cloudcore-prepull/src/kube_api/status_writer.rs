@@ -5,6 +5,8 @@
 //! is put whole. When to write, and what, the controller decides; a failed write comes back to it, and is made again
 //! with what is true by then.
 
+use std::sync::Arc;
+
 use hyper::header::HeaderValue;
 use kube::api::{Api, PartialObjectMeta};
 use kube::{Client, Error, ResourceExt};
@@ -14,6 +16,7 @@ use prepull_api::task::JobUid;
 use prepull_engine::prepull::controller::{Content, JobObject, rest_of};
 use prepull_engine::shared::outcomes::WriteOutcome;
 use serde_json::json;
+use tokio::sync::Semaphore;
 use tracing::debug;
 
 use crate::kube_api::events::Events;
@@ -30,6 +33,9 @@ use refused::Refused;
 const METADATA_ONLY: &str =
     "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json;q=0.9";
 
+/// Reports that are written at a time, of some 100 KiB each: the API server has two cores' worth of work with them.
+const REPORTS: usize = 16;
+
 /// Of the answers only the metadata is read: the rest was just sent.
 type Jobs = Api<PartialObjectMeta<ImagePrePullJob>>;
 
@@ -38,6 +44,8 @@ type Jobs = Api<PartialObjectMeta<ImagePrePullJob>>;
 pub(crate) struct Writer {
     client: Client,
     refused: Refused,
+    /// For reports: each holds its bytes while it's written.
+    permits: Arc<Semaphore>,
 }
 
 #[derive(Debug)]
@@ -66,7 +74,7 @@ struct Other {
 impl Writer {
     /// Writes with the rights of this client. A job gets an event if its writes are refused for good.
     pub(crate) fn new(client: Client, events: Events) -> Self {
-        Self { client, refused: Refused::new(events) }
+        Self { client, refused: Refused::new(events), permits: Arc::new(Semaphore::new(REPORTS)) }
     }
 
     /// Writes an object. If it has another version than `replaces`, because the spec was edited or the answer to the
@@ -162,8 +170,9 @@ impl Writer {
     ) -> Result<Option<String>, Error> {
         let params = post_params();
         let exists = version.is_some();
-        let report = report_object(job, name, version.map(str::to_owned), body);
-        let bytes = serde_json::to_vec(&report).map_err(Error::SerdeError)?;
+        let _permit = self.permits.acquire().await;
+        let bytes = serde_json::to_vec(&report_object(job, name, version.map(str::to_owned), body))
+            .map_err(Error::SerdeError)?;
         let request = kube::core::Request::new(self.reports().resource_url());
         let request = if exists {
             request.replace(&report_name(job, name, body.index), &params, bytes)

@@ -8,6 +8,8 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use prepull_api::task::NodeName;
 use prepull_engine::shared::session::SessionEvent;
 use prepull_tunnel::{Channel, CloseCode};
@@ -68,8 +70,15 @@ impl Admission {
     /// edge retries only after 1, 2 and 4 s.
     pub(super) async fn serve_connection(&self, stream: TcpStream, address: SocketAddr) {
         // Boxed, and so freed when it's over: the task of a session would keep its room.
-        let passing = Box::pin(self.door.pass(stream, address, |arrived, _| self.handshaker.accept(arrived)));
-        let refusal = match passing.await {
+        if let Some(session) = Box::pin(self.admit(stream, address)).await {
+            session.await;
+        }
+    }
+
+    /// The session of a connection that gets one.
+    async fn admit(&self, stream: TcpStream, address: SocketAddr) -> Option<BoxFuture<'_, ()>> {
+        let passed = self.door.pass(stream, address, |arrived, _| self.handshaker.accept(arrived)).await;
+        let refusal = match passed {
             Ok((Connected { channel, peer, issuer, open }, handshake_slot)) => {
                 tracing::Span::current().record("node", tracing::field::display(&peer.node));
                 let session_slot = Arc::clone(&self.session_slots).try_acquire_owned().ok();
@@ -93,13 +102,11 @@ impl Admission {
                             settings: &self.settings,
                             overload: &self.overload,
                         };
-                        // Boxed, so that a connection that never becomes a session does not take its memory.
-                        Box::pin(session::run(channel, context)).await;
-                        drop((open, session_slot));
-                        return;
+                        let session = session::run(channel, context);
+                        return Some(Box::pin(session.map(move |()| drop((open, session_slot)))));
                     }
                     // Keep the handshake slot: it also limits how many are sent away at a time.
-                    Some(reason) => Box::pin(self.send_away(channel, &peer.node, reason)).await,
+                    Some(reason) => self.send_away(channel, &peer.node, reason).await,
                 }
             }
             Err(refusal) => refusal,
@@ -107,6 +114,7 @@ impl Admission {
         if self.refusal_log.allows(Instant::now()) {
             refusal.log();
         }
+        None
     }
 
     /// Sends an edge the time to come back, and closes the connection.

@@ -46,38 +46,15 @@ pub(super) struct SessionContext<'a> {
 }
 
 /// Runs a session to its end. If the session was announced to the controller, so is its end on return.
-pub(super) async fn run<S>(mut channel: Channel<S>, context: SessionContext<'_>)
+#[allow(clippy::manual_async_fn, reason = "an async fn keeps its arguments twice, in each session")]
+pub(super) fn run<S>(mut channel: Channel<S>, context: SessionContext<'_>) -> impl Future<Output = ()>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    // What lasts for a moment only is boxed: the memory of a session is what it needs while it's idle.
-    let greeting = Box::pin(timeout(context.settings.hello_deadline, receive_hello(&mut channel)));
-    let (end, announced) = match greeting.await {
-        Ok(Ok(hello)) => {
-            let trust = SessionTrust::new(context.issuer, context.peer.form, &hello);
-            let outbox = context.sessions.register(
-                context.peer.node.clone(),
-                trust,
-                context.peer.key,
-                Knowledge::of(&hello),
-            );
-            let id = outbox.id;
-            // Check again: a revocation since the handshake couldn't find this session to end it.
-            if let Err(refusal) = context.roster.check(&context.peer.node, context.peer.key) {
-                context.roster.count_ended(&refusal);
-                context.sessions.disconnect(&context.peer.node, id, &refusal.to_string());
-            }
-            context.sessions.directory().connect(&context.peer, id, &hello, Timestamp::now());
-            let registration = Registration { sessions: context.sessions, node: &context.peer.node, id };
-            let mut announced = false;
-            let Err(end) = context.exchange_messages(&mut channel, &outbox, hello, &mut announced).await;
-            drop(registration);
-            (end, announced.then_some(id))
-        }
-        Ok(Err(end)) => (end, None),
-        Err(_) => (SessionEnd::NoHello(context.settings.hello_deadline), None),
-    };
-    Box::pin(context.finish(channel, end, announced)).await;
+    async move {
+        let (end, announced) = context.serve(&mut channel).await;
+        Box::pin(context.finish(channel, end, announced)).await;
+    }
 }
 
 /// Removes the session from the registry, and notes its end in the directory, when dropped: also if its task panics or is aborted.
@@ -113,6 +90,35 @@ where
 }
 
 impl SessionContext<'_> {
+    /// Serves the node until the session ends. Returns why, and the session if the controller knows it.
+    async fn serve<S>(&self, channel: &mut Channel<S>) -> (SessionEnd, Option<SessionId>)
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        // What lasts for a moment only is boxed: the memory of a session is what it needs while it's idle.
+        let greeting = Box::pin(timeout(self.settings.hello_deadline, receive_hello(channel)));
+        let hello = match greeting.await {
+            Ok(Ok(hello)) => hello,
+            Ok(Err(end)) => return (end, None),
+            Err(_) => return (SessionEnd::NoHello(self.settings.hello_deadline), None),
+        };
+        let (node, key) = (&self.peer.node, self.peer.key);
+        let trust = SessionTrust::new(self.issuer, self.peer.form, &hello);
+        let outbox = self.sessions.register(node.clone(), trust, key, Knowledge::of(&hello));
+        let id = outbox.id;
+        // Check again: a revocation since the handshake couldn't find this session to end it.
+        if let Err(refusal) = self.roster.check(node, key) {
+            self.roster.count_ended(&refusal);
+            self.sessions.disconnect(node, id, &refusal.to_string());
+        }
+        self.sessions.directory().connect(&self.peer, id, &hello, Timestamp::now());
+        let registration = Registration { sessions: self.sessions, node, id };
+        let mut announced = false;
+        let Err(end) = self.exchange_messages(channel, &outbox, hello, &mut announced).await;
+        drop(registration);
+        (end, announced.then_some(id))
+    }
+
     /// Welcomes the node and exchanges messages until the session ends. Sets `announced` once the controller knows
     /// the session.
     async fn exchange_messages<S: AsyncRead + AsyncWrite + Unpin>(
@@ -125,8 +131,10 @@ impl SessionContext<'_> {
         // Before any message that is queued for the node.
         channel.start_send(self.welcome(outbox.id)?.into())?;
         self.log_beginning(outbox.id, &hello);
-        self.notify_controller(SessionEvent::Up { node: self.peer.node.clone(), session: outbox.id, hello })
-            .await?;
+        let up = SessionEvent::Up { node: self.peer.node.clone(), session: outbox.id, hello };
+        if let Some(up) = self.offer(up)? {
+            self.wait_for_controller(up).await?;
+        }
         *announced = true;
 
         let mut serving = self.identity.watch();
@@ -146,8 +154,10 @@ impl SessionContext<'_> {
                     ChannelEvent::Writable => {}
                     event => {
                         let Incoming { for_controller, bytes, is_result } = self.read(event, outbox, &mut limit)?;
-                        if let Some(message) = for_controller {
-                            self.notify_controller(message).await?;
+                        if let Some(message) = for_controller
+                            && let Some(message) = self.offer(message)?
+                        {
+                            self.wait_for_controller(message).await?;
                         }
                         paused_until = pause_after(&mut limit, bytes, is_result)?;
                     }
@@ -233,18 +243,22 @@ impl SessionContext<'_> {
         Ok(Incoming { for_controller, bytes, is_result })
     }
 
-    /// Hands an event to the controller. We read nothing from the node while it takes it. That must not last longer
-    /// than one heartbeat: after two, the node gives the session up.
-    async fn notify_controller(&self, event: SessionEvent) -> Result<(), SessionEnd> {
-        let patience = self.settings.heartbeat;
-        let is_taken = match self.events.try_send(event) {
-            Ok(()) => true,
-            Err(TrySendError::Full(event)) => {
-                matches!(Box::pin(timeout(patience, self.events.send(event))).await, Ok(Ok(())))
-            }
+    /// Hands an event to the controller, or returns it while that has no room: boxed, since each session keeps room for it.
+    fn offer(&self, event: SessionEvent) -> Result<Option<Box<SessionEvent>>, SessionEnd> {
+        match self.events.try_send(event) {
+            Ok(()) => Ok(None),
+            Err(TrySendError::Full(event)) => Ok(Some(Box::new(event))),
             // The controller is gone, and this process is about to end.
-            Err(TrySendError::Closed(_)) => false,
-        };
+            Err(TrySendError::Closed(_)) => Err(SessionEnd::MessageNotTaken(self.settings.heartbeat)),
+        }
+    }
+
+    /// We read nothing from the node while the controller takes an event. That must not last longer than one heartbeat:
+    /// after two, the node gives the session up.
+    async fn wait_for_controller(&self, event: Box<SessionEvent>) -> Result<(), SessionEnd> {
+        let patience = self.settings.heartbeat;
+        let sending = Box::pin(timeout(patience, self.events.send(*event)));
+        let is_taken = matches!(sending.await, Ok(Ok(())));
         if is_taken { Ok(()) } else { Err(SessionEnd::MessageNotTaken(patience)) }
     }
 

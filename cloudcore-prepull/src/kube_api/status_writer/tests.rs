@@ -1,6 +1,9 @@
 #![allow(clippy::unwrap_used)]
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use futures::future::{join_all, pending};
+use hyper::{Request, Response};
+use kube::client::Body;
 use prepull_api::crd::status::ImagePrePullJobStatus;
 use prepull_engine::prepull::controller::rest_of;
 
@@ -31,4 +34,24 @@ async fn a_refused_status_write_rereads_the_job() {
         assert_eq!(edited, is_edited.then_some(Some(2)));
         assert_eq!(requests.lock().unwrap().len(), 3);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn few_reports_are_written_at_a_time() {
+    let begun = Arc::new(AtomicUsize::default());
+    let seen = Arc::clone(&begun);
+    let hang = tower::service_fn(move |_: Request<Body>| {
+        seen.fetch_add(1, Ordering::Relaxed);
+        pending::<Result<Response<Body>, Error>>()
+    });
+    let client = Client::new(hang, "default");
+    let writer = Writer::new(client.clone(), Events::start(client));
+    let (job, content) = (JobUid("u".to_owned()), Content::Report(Box::default()));
+    let writes = join_all((0..2 * REPORTS).map(|_| writer.write(&job, "a", None, &content)));
+    tokio::select! {
+        biased;
+        _ = writes => panic!("none is answered"),
+        () = tokio::task::yield_now() => {}
+    }
+    assert_eq!(begun.load(Ordering::Relaxed), REPORTS);
 }
