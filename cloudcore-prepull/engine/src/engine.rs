@@ -15,30 +15,36 @@ use prepull_api::task::{NodeName, TaskId};
 use prepull_api::wire::{EdgeMessage, Hello};
 use serde::{Deserialize, Serialize};
 
+use crate::fleet::event::FleetEvent;
+use crate::fleet::in_hand::TaskInHand;
+use crate::fleet::node_view::NodeView;
+use crate::fleet::session::SessionEvent;
 use crate::kruise::node_images::{self, is_of_node_image};
 use crate::kruise::{self, Kruise};
 use crate::prepull::controller::{self, Controller};
 use crate::settings::{self, FleetSettings};
-use crate::shared::in_hand::TaskInHand;
-use crate::shared::node_view::NodeView;
-use crate::shared::session::SessionEvent;
 use crate::sites::{Directions, SiteEvent, SiteReport, SiteSettings, Sites};
 
 /// What happened.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Input {
-    /// To ImagePrePullJobs, or to nodes and sessions, which concern both engines.
+    /// To nodes and sessions, which concerns every part.
+    Fleet(FleetEvent),
+    /// To ImagePrePullJobs.
     Prepull(controller::Input),
     /// To one of Kruise's objects.
     Kruise(kruise::Input),
     /// To the settings of nodes.
     Settings(settings::Input),
+    /// Nothing but that time has passed.
+    Tick,
 }
 
-impl Input {
-    /// Nothing but that time has passed.
-    pub const TICK: Self = Self::Prepull(controller::Input::Tick);
+impl From<FleetEvent> for Input {
+    fn from(event: FleetEvent) -> Self {
+        Self::Fleet(event)
+    }
 }
 
 impl From<controller::Input> for Input {
@@ -136,28 +142,31 @@ impl Engine {
     /// write.
     pub fn handle(&mut self, input: Input, now: Timestamp) {
         match input {
-            Input::Prepull(controller::Input::Session(SessionEvent::Message {
+            Input::Fleet(FleetEvent::Session(SessionEvent::Message {
                 node,
                 message: EdgeMessage::Blobs(blobs),
                 ..
             })) => self.note_blobs(&node, blobs, now),
-            Input::Prepull(input) => {
-                self.tell_sites(&input, now);
-                self.tell_settings(&input);
-                let sent = sharing::sent_task(&input);
-                self.listed.nodes |= matches!(input, controller::Input::Nodes(_));
-                self.has_jobs |= matches!(input, controller::Input::Jobs(_));
-                if let Some(input) = self.share_with_kruise(input, now) {
-                    self.prepull.handle(input, now);
+            Input::Fleet(event) => {
+                self.tell_sites(&event, now);
+                self.tell_settings(&event);
+                self.listed.nodes |= matches!(event, FleetEvent::Nodes(_));
+                if let Some(event) = self.share_with_kruise(event, now) {
+                    self.prepull.hear(event, now);
                 }
+                self.limit_sites(now);
+            }
+            Input::Prepull(input) => {
+                let sent = sharing::sent_task(&input);
+                self.has_jobs |= matches!(input, controller::Input::Jobs(_));
+                self.prepull.handle(input, now);
                 if let Some((node, task)) = sent {
                     self.note_keys(&node, &task);
                 }
                 self.listed.jobs |= self.has_jobs && !self.prepull.is_loading();
-                for (job, max_rate) in self.prepull.take_new_rates() {
-                    self.sites.limit(&job, max_rate, now);
-                }
+                self.limit_sites(now);
             }
+            Input::Tick => {}
             Input::Settings(input) => self.settings.handle(input),
             Input::Kruise(input) => {
                 if let Some(kruise) = &mut self.kruise {
@@ -238,46 +247,50 @@ impl Engine {
         Some(TaskInHand { job: None, images: vec![image], started: None })
     }
 
-    fn tell_sites(&mut self, input: &controller::Input, now: Timestamp) {
-        use controller::Input as Prepull;
-        match input {
-            Prepull::Nodes(nodes) => self.sites.set_nodes(nodes, now),
-            Prepull::Node(node) => self.sites.set_labels(&node.name, Some(&node.labels), now),
-            Prepull::NodeGone(node) => self.sites.set_labels(node, None, now),
+    /// Passes on the limits of jobs that have changed.
+    fn limit_sites(&mut self, now: Timestamp) {
+        for (job, max_rate) in self.prepull.take_new_rates() {
+            self.sites.limit(&job, max_rate, now);
+        }
+    }
+
+    fn tell_sites(&mut self, event: &FleetEvent, now: Timestamp) {
+        match event {
+            FleetEvent::Nodes(nodes) => self.sites.set_nodes(nodes, now),
+            FleetEvent::Node(node) => self.sites.set_labels(&node.name, Some(&node.labels), now),
+            FleetEvent::NodeGone(node) => self.sites.set_labels(node, None, now),
             // Those of a session that another one has replaced may come after the other one's.
-            Prepull::Session(SessionEvent::Message {
+            FleetEvent::Session(SessionEvent::Message {
                 node, message: EdgeMessage::Result(result), ..
             }) => {
                 self.note_success(node, result, now);
             }
-            Prepull::Session(SessionEvent::Up { node, session, hello })
+            FleetEvent::Session(SessionEvent::Up { node, session, hello })
                 if self.prepull.session(node).is_none_or(|current| current <= *session) =>
             {
                 self.sites.connect(node, hello, now);
             }
-            Prepull::Session(SessionEvent::Down { node, session })
+            FleetEvent::Session(SessionEvent::Down { node, session })
                 if self.prepull.session(node) == Some(*session) =>
             {
                 self.sites.disconnect(node, now);
             }
-            _ => {}
+            FleetEvent::Session(_) => {}
         }
     }
 
-    fn tell_settings(&mut self, input: &controller::Input) {
-        use controller::Input as Prepull;
-        match input {
-            Prepull::Nodes(_) => self.settings.relabel_all(),
+    fn tell_settings(&mut self, event: &FleetEvent) {
+        match event {
+            FleetEvent::Nodes(_) => self.settings.relabel_all(),
             // A Node changes every few minutes without another label.
-            Prepull::Node(node) => {
+            FleetEvent::Node(node) => {
                 let known = self.prepull.nodes_by_name().get(&node.name);
                 if known.is_none_or(|known| known.labels != node.labels) {
                     self.settings.relabel(&node.name);
                 }
             }
-            Prepull::NodeGone(node) => self.settings.relabel(node),
-            Prepull::Session(event) => self.settings.hear(event),
-            _ => {}
+            FleetEvent::NodeGone(node) => self.settings.relabel(node),
+            FleetEvent::Session(event) => self.settings.hear(event),
         }
     }
 
@@ -301,26 +314,21 @@ impl Engine {
         self.sites.bytes()
     }
 
-    /// Passes Kruise's engine its part of the input. Returns the part for the other engine.
-    fn share_with_kruise(&mut self, input: controller::Input, now: Timestamp) -> Option<controller::Input> {
-        use controller::Input as Prepull;
-        use node_images::Input as Kruise;
-        let Some(kruise) = &mut self.kruise else { return Some(input) };
-        let mut tell = |input| kruise.handle(kruise::Input::Node(input), now);
-        match input {
-            Prepull::Session(event) => {
-                let (of_node_images, of_jobs) = split(event);
-                if let Some(event) = of_node_images {
-                    tell(Kruise::Session(event));
-                }
-                return of_jobs.map(Prepull::Session);
-            }
-            Prepull::Nodes(ref nodes) => tell(Kruise::Nodes(nodes.clone())),
-            Prepull::Node(ref node) => tell(Kruise::Node(node.clone())),
-            Prepull::NodeGone(ref node) => tell(Kruise::NodeGone(node.clone())),
-            _ => {}
+    /// Passes Kruise's engine its part of the event. Returns the part for the other engine.
+    fn share_with_kruise(&mut self, event: FleetEvent, now: Timestamp) -> Option<FleetEvent> {
+        let Some(kruise) = &mut self.kruise else { return Some(event) };
+        match &event {
+            FleetEvent::Nodes(nodes) => kruise.hear(FleetEvent::Nodes(nodes.clone()), now),
+            FleetEvent::Node(node) => kruise.hear(FleetEvent::Node(node.clone()), now),
+            FleetEvent::NodeGone(node) => kruise.hear(FleetEvent::NodeGone(node.clone()), now),
+            FleetEvent::Session(_) => {}
         }
-        Some(input)
+        let FleetEvent::Session(event) = event else { return Some(event) };
+        let (of_node_images, of_jobs) = split(event);
+        if let Some(event) = of_node_images {
+            kruise.hear(FleetEvent::Session(event), now);
+        }
+        of_jobs.map(FleetEvent::Session)
     }
 
     /// Updates the jobs on the slots that the NodeImages have taken or given back.

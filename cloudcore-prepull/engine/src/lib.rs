@@ -1,15 +1,26 @@
 //! The engines behind both APIs: events go in, actions come out.
 //!
 //! ```text
-//!  Job, Node, session, time ─▶ prepull: validate ─▶ plan ─▶ rollout ─▶ aggregate ─▶ writes, tasks, events
-//!  Kruise's kinds, time ─────▶ kruise:  rules ─▶ jobs ⇄ node_images ─────────────▶ writes, tasks, events
-//!  Settings, Node, session ──▶ settings: wanted ─▶ settings of nodes, statuses
-//!  Blobs of a site, time ────▶ sites:   book ─▶ assign ─▶ directions
+//!  Job, time ─────────────▶ prepull:  validate ─▶ plan ─▶ rollout ─▶ aggregate ─▶ writes, tasks, events
+//!  Kruise's kinds, time ──▶ kruise:   rules ─▶ jobs ⇄ node_images ───────────▶ writes, tasks, events
+//!  Settings ──────────────▶ settings: wanted ─▶ settings of nodes, statuses
+//!  Blobs, time ───────────▶ sites:    book ─▶ look ─▶ directions
+//!  Node, session ─────────▶ fleet:    to each of them
 //! ```
 //!
 //! Pure: no runtime, no Kubernetes client, no clock. Time is an argument, so a test decides what happens when.
 
 pub mod engine;
+
+/// Nodes, their sessions and their slots: what happens to them concerns every part of the engine.
+pub mod fleet {
+    pub mod event;
+    pub mod in_hand;
+    pub mod node_view;
+    pub mod session;
+    pub(crate) mod slots;
+}
+
 pub mod kruise;
 
 /// The engine of ImagePrePullJob.
@@ -34,8 +45,6 @@ pub mod shared {
     pub(crate) mod delay_queue;
     pub(crate) mod effects;
     pub mod events;
-    pub mod in_hand;
-    pub mod node_view;
     pub mod objects;
     pub mod outcomes;
     pub mod pacing;
@@ -43,8 +52,6 @@ pub mod shared {
     pub mod reasons;
     #[cfg(test)]
     pub(crate) mod rng;
-    pub mod session;
     pub mod shelf;
-    pub(crate) mod slots;
     pub(crate) mod writes;
 }

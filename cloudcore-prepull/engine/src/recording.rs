@@ -234,7 +234,7 @@ mod tests {
             kruise_node_selector: None,
             sites: SiteSettings::default(),
         };
-        let input = || Entry::Input { at: at.clone(), input: &Input::TICK };
+        let input = || Entry::Input { at: at.clone(), input: &Input::Tick };
         let flush = || Entry::Flush { at: at.clone(), actions: Counts::new() };
         let whole = lines(&[begin(), input(), flush(), begin(), input(), input()]);
         let played = replay(&whole[..], |_, _| {}).unwrap();

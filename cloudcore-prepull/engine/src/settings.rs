@@ -24,11 +24,11 @@ use prepull_api::task::{JobUid, NodeName};
 use prepull_api::wire::EdgeMessage;
 use serde::{Deserialize, Serialize};
 
+use crate::fleet::node_view::NodeView;
+use crate::fleet::session::{SessionEvent, SessionId};
 use crate::prepull::aggregate::conditions::{Fact, merge_conditions};
-use crate::shared::node_view::NodeView;
 use crate::shared::objects::ObjectId;
 use crate::shared::pacing::Moment as _;
-use crate::shared::session::{SessionEvent, SessionId};
 use parse::{Parsed, parse};
 
 /// Most objects that count, so that a look over 10,000 nodes takes milliseconds; a fleet has a few groups of nodes. The oldest

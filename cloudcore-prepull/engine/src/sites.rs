@@ -37,7 +37,7 @@ use prepull_api::sites::{BlobState, Blobs, MAX_BLOBS, is_digest};
 use prepull_api::task::{JobUid, NodeName};
 use prepull_api::wire::Hello;
 
-use crate::shared::node_view::NodeView;
+use crate::fleet::node_view::NodeView;
 use book::{BookId, Way};
 pub use look::{Direction, Directions};
 use nodes::{NodeId, Nodes};

@@ -19,11 +19,11 @@ use prepull_api::credentials::{RegistryPattern, SecretUser};
 use prepull_api::overriders::SecretRef;
 use prepull_api::task::{NodeName, PullPolicy};
 use prepull_api::wire::Key;
+use prepull_engine::fleet::node_view::NodeView;
 use prepull_engine::prepull::plan::{
     NodePlan, Plan, PlannedImage, Resolved, SecretLookup, is_missing, plan, resolve_key, self_assigned_labels,
 };
 use prepull_engine::prepull::validate::{ValidatedJob, validate};
-use prepull_engine::shared::node_view::NodeView;
 use serde::Serialize;
 
 mod args;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Node;
 use prepull_api::image::Reference;
 use prepull_api::task::NodeName;
+use prepull_engine::fleet::node_view::NodeView;
 use prepull_engine::prepull::plan::{NodePlan, Plan};
-use prepull_engine::shared::node_view::NodeView;
 use prepull_registry::manifest::Platform;
 
 /// A Node, and the images that its kubelet lists in the status: at most 50 by default, the largest first.

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use prepull_api::task::NodeName;
+use prepull_engine::fleet::node_view::NodeView;
 use prepull_engine::prepull::plan::{NodePlan, Plan};
 use prepull_engine::prepull::validate::DownloadPolicy;
-use prepull_engine::shared::node_view::NodeView;
 use prepull_engine::sites::SiteSettings;
 use serde::Serialize;
 

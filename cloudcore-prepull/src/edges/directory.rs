@@ -15,8 +15,8 @@ use prepull_admission::records::record::Recorded;
 use prepull_api::edges::{Edge, EdgeList, EdgeQuery};
 use prepull_api::task::{NodeName, TaskId};
 use prepull_api::wire::{EdgeMessage, Filesystem, Hello, MAX_OPEN_TASKS, NodeState, OpenPhase};
-use prepull_engine::shared::node_view::NodeView;
-use prepull_engine::shared::session::SessionId;
+use prepull_engine::fleet::node_view::NodeView;
+use prepull_engine::fleet::session::SessionId;
 
 use crate::edges::pki::peer::Peer;
 use downloads::Downloads;

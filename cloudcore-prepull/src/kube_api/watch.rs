@@ -14,9 +14,10 @@ use kube::{Client, ResourceExt};
 use prepull_api::crd::report::ImagePrePullReport;
 use prepull_api::crd::settings::ImagePrePullSettings;
 use prepull_api::task::JobUid;
+use prepull_engine::fleet::event::FleetEvent;
+use prepull_engine::fleet::node_view::NodeView;
 use prepull_engine::prepull::controller::{Input, JobObject, rest_of};
 use prepull_engine::shared::events::{ObjectEvent, ObjectKind};
-use prepull_engine::shared::node_view::NodeView;
 use prepull_engine::shared::objects::ObjectId;
 use prepull_engine::{engine, settings};
 use tokio::sync::mpsc;
@@ -49,9 +50,9 @@ pub(crate) async fn nodes(client: Client, inputs: mpsc::Sender<engine::Input>) {
         inputs,
         |node| NodeView::from_node(&node),
         Watched {
-            all: Input::Nodes,
-            one: Input::Node,
-            gone: |node: &NodeView| Input::NodeGone(node.name.clone()),
+            all: FleetEvent::Nodes,
+            one: FleetEvent::Node,
+            gone: |node: &NodeView| FleetEvent::NodeGone(node.name.clone()),
             begins: None,
         },
     )

@@ -15,11 +15,12 @@ use prepull_api::selector::Selector;
 use prepull_api::task::{NodeName, TaskOutcome, TaskResult};
 use prepull_api::wire::{CloudMessage, EdgeMessage, truncate_reason};
 use prepull_engine::engine::{Action, Engine, Input, Listed};
+use prepull_engine::fleet::event::FleetEvent;
+use prepull_engine::fleet::node_view::NodeView;
+use prepull_engine::fleet::session::SessionEvent;
 use prepull_engine::prepull::controller;
 use prepull_engine::settings;
-use prepull_engine::shared::node_view::NodeView;
 use prepull_engine::shared::outcomes::WriteOutcome;
-use prepull_engine::shared::session::SessionEvent;
 use prepull_engine::sites::SiteSettings;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -137,7 +138,7 @@ impl Core {
                     continue;
                 }
                 received = inbox.recv_many(&mut batch, BATCH) => if received == 0 { return Ok(()) },
-                () = sleep => batch.push(Input::TICK),
+                () = sleep => batch.push(Input::Tick),
                 // Reaps what ended; a panic is logged, and its job is picked up by its deadline.
                 Some(ended) = self.work.join_next(), if !self.work.is_empty() => {
                     if let Err(error) = ended { error!(%error, "a task died"); }
@@ -170,43 +171,40 @@ impl Core {
     }
 
     pub(super) fn handle(&mut self, input: Input, now: Timestamp) {
-        use controller::Input as Prepull;
-        match &input {
-            Input::Prepull(input) => {
-                self.metrics.count_input(input);
-                match input {
-                    Prepull::Nodes(nodes) => {
-                        let names: HashSet<_> = nodes.iter().map(|node| &node.name).collect();
-                        self.sessions.directory().keep_nodes(|node| names.contains(node));
-                        self.roster
-                            .set_nodes(nodes.iter().map(|node| (node.name.clone(), self.is_edge(node))));
-                    }
-                    Prepull::Node(node) => {
-                        self.sessions.directory().note_node(&node.name, true);
-                        self.roster.set_node(&node.name, Some(self.is_edge(node)));
-                    }
-                    Prepull::NodeGone(node) => {
-                        self.sessions.directory().note_node(node, false);
-                        self.roster.set_node(node, None);
-                    }
-                    Prepull::Session(SessionEvent::Message {
-                        node,
-                        message: EdgeMessage::Result(result),
-                        ..
-                    }) => {
-                        log_result(&self.sessions, node, result);
-                        self.trace(node, result, now);
-                    }
-                    _ => {}
-                }
-            }
-            Input::Kruise(input) => self.metrics.count_kruise_input(input),
-            Input::Settings(_) => {}
+        self.metrics.count_input(&input);
+        if let Input::Fleet(event) = &input {
+            self.note(event, now);
         }
         if let Some(recorder) = &mut self.recorder {
             recorder.input(&input, now);
         }
         self.engine.handle(input, now);
+    }
+
+    /// Notes what the tunnel and the log need of an event.
+    fn note(&self, event: &FleetEvent, now: Timestamp) {
+        match event {
+            FleetEvent::Nodes(nodes) => {
+                let names: HashSet<_> = nodes.iter().map(|node| &node.name).collect();
+                self.sessions.directory().keep_nodes(|node| names.contains(node));
+                self.roster.set_nodes(nodes.iter().map(|node| (node.name.clone(), self.is_edge(node))));
+            }
+            FleetEvent::Node(node) => {
+                self.sessions.directory().note_node(&node.name, true);
+                self.roster.set_node(&node.name, Some(self.is_edge(node)));
+            }
+            FleetEvent::NodeGone(node) => {
+                self.sessions.directory().note_node(node, false);
+                self.roster.set_node(node, None);
+            }
+            FleetEvent::Session(SessionEvent::Message {
+                node, message: EdgeMessage::Result(result), ..
+            }) => {
+                log_result(&self.sessions, node, result);
+                self.trace(node, result, now);
+            }
+            FleetEvent::Session(_) => {}
+        }
     }
 
     /// Passes on a task that has ended, for its trace. A repeated result is of a task that has ended already.

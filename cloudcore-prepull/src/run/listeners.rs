@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use kube::Client;
-use prepull_engine::prepull::controller::Input;
+use prepull_engine::fleet::event::FleetEvent;
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -111,7 +111,7 @@ pub(super) async fn start(
     let (events, mut arriving) = mpsc::channel(EVENTS);
     let forwarding = async move {
         while let Some(event) = arriving.recv().await {
-            if inputs.send(Input::Session(event).into()).await.is_err() {
+            if inputs.send(FleetEvent::Session(event).into()).await.is_err() {
                 return;
             }
         }

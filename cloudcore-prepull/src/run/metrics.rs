@@ -7,13 +7,15 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use prepull_api::crd::status::{JobPhase, Summary};
 use prepull_api::failure::FailureCode;
-use prepull_api::task::ImageResult;
+use prepull_api::task::{ImageResult, TaskResult};
 use prepull_api::wire::EdgeMessage;
+use prepull_engine::engine::Input;
+use prepull_engine::fleet::event::FleetEvent;
+use prepull_engine::fleet::session::SessionEvent;
 use prepull_engine::kruise::node_images::Written;
 use prepull_engine::kruise::{self, jobs, node_images};
-use prepull_engine::prepull::controller::Input;
+use prepull_engine::prepull::controller;
 use prepull_engine::shared::outcomes::{DispatchOutcome, WriteOutcome};
-use prepull_engine::shared::session::SessionEvent;
 use prepull_engine::sites::{SiteEventKind, SiteReport};
 use prepull_program::metrics::{Build, DURATION_BUCKETS};
 use prometheus_client::encoding::{EncodeLabelSet, text::encode};
@@ -158,27 +160,51 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Counts an input of the controller, and the outcome that it may carry.
+    /// Counts what the engine takes in, and the outcome that it may carry.
     pub(super) fn count_input(&self, input: &Input) {
-        self.counted.controller_inputs.inc();
+        if !matches!(input, Input::Settings(_)) {
+            self.counted.controller_inputs.inc();
+        }
         match input {
-            Input::Dispatched { outcome, .. } => self.count_dispatch(outcome),
-            Input::Written { outcome, .. } => {
+            Input::Fleet(FleetEvent::Session(SessionEvent::Message {
+                message: EdgeMessage::Result(result),
+                ..
+            })) => self.count_result(result),
+            Input::Prepull(controller::Input::Dispatched { outcome, .. })
+            | Input::Kruise(kruise::Input::Node(node_images::Input::Dispatched { outcome, .. })) => {
+                self.count_dispatch(outcome);
+            }
+            Input::Prepull(controller::Input::Written { outcome, .. }) => {
                 let outcome = written(*outcome);
                 self.counted.status_writes.get_or_create(&OutcomeLabel { outcome }).inc();
             }
-            Input::Session(SessionEvent::Message { message: EdgeMessage::Result(result), .. }) => {
-                let outcome = result.outcome.as_str();
-                self.counted.results.get_or_create(&OutcomeLabel { outcome }).inc();
-                let durations = &self.counted.task_duration_seconds;
-                durations.get_or_create(&OutcomeLabel { outcome }).observe(result.took.as_secs_f64());
-                self.count_images(&result.images);
-                for image in result.images.iter().filter(|image| !image.outcome.is_on_node()) {
-                    let code = image.code.unwrap_or(FailureCode::Other).as_str();
-                    self.counted.image_failures.get_or_create(&CodeLabel { code }).inc();
-                }
+            Input::Kruise(kruise::Input::Node(node_images::Input::Written(_, written))) => {
+                self.count_kruise_write(match written {
+                    Written::Done(_) => "done",
+                    Written::Refused(_) => "conflict",
+                    Written::Failed => "failed",
+                });
+            }
+            Input::Kruise(kruise::Input::Job(jobs::Input::Written { outcome, .. })) => {
+                self.count_kruise_write(written(*outcome));
             }
             _ => {}
+        }
+    }
+
+    fn count_kruise_write(&self, outcome: &'static str) {
+        self.counted.kruise_writes.get_or_create(&OutcomeLabel { outcome }).inc();
+    }
+
+    fn count_result(&self, result: &TaskResult) {
+        let outcome = result.outcome.as_str();
+        self.counted.results.get_or_create(&OutcomeLabel { outcome }).inc();
+        let durations = &self.counted.task_duration_seconds;
+        durations.get_or_create(&OutcomeLabel { outcome }).observe(result.took.as_secs_f64());
+        self.count_images(&result.images);
+        for image in result.images.iter().filter(|image| !image.outcome.is_on_node()) {
+            let code = image.code.unwrap_or(FailureCode::Other).as_str();
+            self.counted.image_failures.get_or_create(&CodeLabel { code }).inc();
         }
     }
 
@@ -267,25 +293,6 @@ impl Metrics {
             }
             shown.insert(job.to_owned(), counts);
         }
-    }
-
-    /// Counts an input of Kruise's engine, and the outcome that it may carry.
-    pub(super) fn count_kruise_input(&self, input: &kruise::Input) {
-        self.counted.controller_inputs.inc();
-        let outcome = match input {
-            kruise::Input::Node(node_images::Input::Written(_, written)) => match written {
-                Written::Done(_) => "done",
-                Written::Refused(_) => "conflict",
-                Written::Failed => "failed",
-            },
-            kruise::Input::Job(jobs::Input::Written { outcome, .. }) => written(*outcome),
-            kruise::Input::Node(node_images::Input::Dispatched { outcome, .. }) => {
-                self.count_dispatch(outcome);
-                return;
-            }
-            _ => return,
-        };
-        self.counted.kruise_writes.get_or_create(&OutcomeLabel { outcome }).inc();
     }
 
     fn count_dispatch(&self, outcome: &DispatchOutcome) {

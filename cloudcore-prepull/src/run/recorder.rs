@@ -168,7 +168,7 @@ mod tests {
     use std::io::BufReader;
     use std::os::unix::fs::PermissionsExt as _;
 
-    use prepull_engine::prepull::controller;
+    use prepull_engine::fleet::event::FleetEvent;
     use prepull_engine::recording::replay;
 
     use super::*;
@@ -188,7 +188,7 @@ mod tests {
         let file = dir.path().join("engine.recording");
         for _ in 0..2 {
             let mut recorder = record(&file, Some("a=b"));
-            recorder.input(&controller::Input::Nodes(Vec::new()).into(), Timestamp::UNIX_EPOCH);
+            recorder.input(&FleetEvent::Nodes(Vec::new()).into(), Timestamp::UNIX_EPOCH);
             recorder.flush(&[], Timestamp::UNIX_EPOCH);
         }
         let replayed = replay(BufReader::new(File::open(&file).unwrap()), |_, _| {}).unwrap();
@@ -203,7 +203,7 @@ mod tests {
         let mut recorder = record(&file, None);
         recorder.bytes = MAX_BYTES;
         for _ in 0..2 {
-            recorder.input(&Input::TICK, Timestamp::UNIX_EPOCH);
+            recorder.input(&Input::Tick, Timestamp::UNIX_EPOCH);
         }
         drop(recorder);
         let replayed = replay(BufReader::new(File::open(&file).unwrap()), |_, _| {}).unwrap();
@@ -233,7 +233,7 @@ mod tests {
         let mut recorder = record(&file, None);
         // The disk hangs: these bytes wait and do not go away.
         recorder.waiting.fetch_add(WAITING_BYTES, Ordering::Relaxed);
-        recorder.input(&Input::TICK, Timestamp::UNIX_EPOCH);
+        recorder.input(&Input::Tick, Timestamp::UNIX_EPOCH);
         assert!(recorder.lines.is_none());
     }
 }

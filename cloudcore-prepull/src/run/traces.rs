@@ -18,7 +18,7 @@ use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithHttpConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{SpanData, SpanExporter as _};
 use prepull_api::task::{NodeName, TaskResult};
-use prepull_engine::shared::in_hand::TaskInHand;
+use prepull_engine::fleet::in_hand::TaskInHand;
 use prepull_program::errors::with_causes;
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};

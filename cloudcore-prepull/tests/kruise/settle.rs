@@ -8,7 +8,8 @@ use kube::ResourceExt;
 use prepull_api::crd::kruise::{ImageTagSpec, PullPhase};
 use prepull_api::overriders::SecretRef;
 use prepull_api::task::{ImageOutcome, NodeName, TaskId, TaskOutcome};
-use prepull_engine::kruise::Input;
+use prepull_engine::engine::Input;
+use prepull_engine::kruise;
 use prepull_engine::kruise::jobs::WriteTarget;
 use prepull_engine::kruise::node_images::{Input as To, TagDispatch};
 
@@ -76,7 +77,7 @@ impl World {
         // again.
         let is_behind = self.watch.iter().any(|input| {
             matches!(input,
-            Input::Node(To::NodeImage(Ok(object))) if object.name() == *node)
+            Input::Kruise(kruise::Input::Node(To::NodeImage(Ok(object)))) if object.name() == *node)
         });
         // What cannot be read asks for nothing; once it can, the tag is pulled again.
         let is_behind = is_behind || self.unreadable.contains(&node.0);

@@ -5,10 +5,11 @@ use std::time::Duration;
 use prepull_api::download::DownloadTerms;
 use prepull_api::task::{ImageOutcome, NodeName, TaskId};
 use prepull_api::wire::{Assign, CloudMessage, Hello, Key};
+use prepull_engine::fleet::event::FleetEvent;
+use prepull_engine::fleet::session::{SessionEvent, SessionId};
 use prepull_engine::kruise::node_images::{self, Written};
 use prepull_engine::kruise::{Input, jobs};
 use prepull_engine::shared::outcomes::{DispatchOutcome, WriteOutcome};
-use prepull_engine::shared::session::{SessionEvent, SessionId};
 
 use crate::world::{NODES, Pending, World};
 
@@ -125,7 +126,7 @@ impl World {
         if let Some(message) = edge.upward.pop_front() {
             self.log(|| format!("from {node}: {message:?}"));
             let message = SessionEvent::Message { node, session, message };
-            self.input(Input::Node(node_images::Input::Session(message)));
+            self.input(FleetEvent::Session(message));
         }
     }
 
@@ -157,7 +158,7 @@ impl World {
         let Some(session) = edge.session.map(SessionId) else { return };
         edge.cut();
         let event = SessionEvent::Down { node: node.clone(), session };
-        self.input(Input::Node(node_images::Input::Session(event)));
+        self.input(FleetEvent::Session(event));
     }
 
     pub(crate) fn connect(&mut self, node: &NodeName) {
@@ -172,6 +173,6 @@ impl World {
         self.log(|| format!("{node} is connected: {:?}", hello.open));
         let event =
             SessionEvent::Up { node: node.clone(), session: SessionId(session), hello: Box::new(hello) };
-        self.input(Input::Node(node_images::Input::Session(event)));
+        self.input(FleetEvent::Session(event));
     }
 }

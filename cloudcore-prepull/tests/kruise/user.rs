@@ -6,7 +6,7 @@ use prepull_api::crd::kruise::{
     CompletionPolicy, ImageListPullJob, ImageListPullJobSpec, ImagePullJob, ImagePullJobSpec,
     ImageTagPullPolicy, ImageTagSpec, NodeSelector, PullJobTemplate, PullLimits,
 };
-use prepull_engine::kruise::{Input, node_images};
+use prepull_engine::fleet::event::FleetEvent;
 
 use crate::world::{NODES, World, view};
 
@@ -65,11 +65,11 @@ impl World {
                 let node = self.node();
                 if self.nodes.remove(&node).is_some() {
                     self.log(|| format!("Node {node} is deleted"));
-                    self.watch.push_back(Input::Node(node_images::Input::NodeGone(node)));
+                    self.watch.push_back(FleetEvent::NodeGone(node).into());
                 } else {
                     self.log(|| format!("Node {node} is made"));
                     self.nodes.insert(node.clone(), view(&node.0));
-                    self.watch.push_back(Input::Node(node_images::Input::Node(view(&node.0))));
+                    self.watch.push_back(FleetEvent::Node(view(&node.0)).into());
                 }
             }
         }

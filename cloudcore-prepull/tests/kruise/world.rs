@@ -10,10 +10,12 @@ use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob, ImageTagSpec, Nod
 use prepull_api::selector::Selector;
 use prepull_api::task::{JobUid, NodeName, PullPolicy, TaskId};
 use prepull_api::wire::CloudMessage;
+use prepull_engine::engine;
+use prepull_engine::fleet::event::FleetEvent;
+use prepull_engine::fleet::node_view::NodeView;
 use prepull_engine::kruise::jobs::{self, JobWrite, WriteTarget};
 use prepull_engine::kruise::node_images::{self, CompactNodeImage, TagDispatch, Write, Written};
 use prepull_engine::kruise::{Action, Input, Kruise};
-use prepull_engine::shared::node_view::NodeView;
 use prepull_engine::shared::objects::{ObjectId, Unreadable};
 use prepull_engine::shared::outcomes::WriteOutcome;
 use prepull_engine::shared::reasons;
@@ -42,7 +44,7 @@ pub(crate) struct World {
     pub(crate) slots: BTreeMap<NodeName, i64>,
     pub(crate) pending: Vec<Pending>,
     /// The events that the watch has not delivered yet.
-    pub(crate) watch: VecDeque<Input>,
+    pub(crate) watch: VecDeque<engine::Input>,
     pub(crate) version: u64,
     pub(crate) uid: u64,
     pub(crate) session: u64,
@@ -129,7 +131,7 @@ impl World {
         self.log(|| "cloudcore starts".to_owned());
         self.cloud = Some(Kruise::new(Selector::default()));
         let nodes = self.nodes.values().cloned().collect();
-        self.input(Input::Node(node_images::Input::Nodes(nodes)));
+        self.input(FleetEvent::Nodes(nodes));
         let jobs = self.pull_jobs.values().map(|job| self.read(job)).collect();
         self.input(Input::Job(jobs::Input::PullJobs(jobs)));
         let lists = self.list_jobs.values().map(|list| self.read(list)).collect();
@@ -140,9 +142,13 @@ impl World {
     }
 
     /// The cloud takes an input in, and reconciles.
-    pub(crate) fn input(&mut self, input: Input) {
+    pub(crate) fn input(&mut self, input: impl Into<engine::Input>) {
         let Some(cloud) = &mut self.cloud else { return };
-        cloud.handle(input, self.now);
+        match input.into() {
+            engine::Input::Fleet(event) => cloud.hear(event, self.now),
+            engine::Input::Kruise(input) => cloud.handle(input, self.now),
+            other => panic!("of another engine: {other:?}"),
+        }
         self.flush();
     }
 
@@ -252,7 +258,7 @@ impl World {
             Some(object) => node_images::Input::NodeImage(self.compact(object)),
             None => return,
         };
-        self.watch.push_back(Input::Node(input));
+        self.watch.push_back(Input::Node(input).into());
     }
 
     pub(crate) fn delete_node_image(&mut self, name: &str) {
@@ -260,7 +266,7 @@ impl World {
             self.unreadable.remove(name);
             let uid = object.uid().unwrap_or_default();
             let gone = node_images::Input::NodeImageGone { name: name.into(), uid };
-            self.watch.push_back(Input::Node(gone));
+            self.watch.push_back(Input::Node(gone).into());
         }
     }
 
@@ -270,7 +276,7 @@ impl World {
             (None, Some(job)) => jobs::Input::PullJob(self.read(job)),
             (None, None) => return,
         };
-        self.watch.push_back(Input::Job(input));
+        self.watch.push_back(Input::Job(input).into());
     }
 
     pub(crate) fn list_changed(&mut self, name: &str, gone: Option<String>) {
@@ -279,7 +285,7 @@ impl World {
             (None, Some(list)) => jobs::Input::ListJob(self.read(list)),
             (None, None) => return,
         };
-        self.watch.push_back(Input::Job(input));
+        self.watch.push_back(Input::Job(input).into());
     }
 
     /// Makes a write of a NodeImage as the API server does.

@@ -8,9 +8,9 @@ use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
 use prepull_api::crd::report::{ImagePrePullReport, ReportBody};
 use prepull_api::crd::status::{ImagePrePullJobStatus, NodeStatus};
 use prepull_api::task::{JobUid, NodeName};
+use prepull_engine::fleet::node_view::NodeView;
 use prepull_engine::prepull::aggregate::FIRST_ATTEMPT;
 use prepull_engine::prepull::controller::{Content, JobObject, Object, UnreadableJob};
-use prepull_engine::shared::node_view::NodeView;
 
 pub(crate) struct Stored<T> {
     pub(crate) version: u64,

@@ -9,12 +9,14 @@ use prepull_api::crd::report::ReportBody;
 use prepull_api::crd::status::ImagePrePullJobStatus;
 use prepull_api::task::{JobUid, NodeName, PullPolicy};
 use prepull_api::wire::{Assign, CloudMessage, EdgeMessage, Key};
+use prepull_engine::engine::Input;
+use prepull_engine::fleet::event::FleetEvent;
+use prepull_engine::fleet::node_view::NodeView;
+use prepull_engine::fleet::session::{SessionEvent, SessionId};
 use prepull_engine::prepull::controller::{
-    Action, Content, Controller, Dispatch, Input, JobObject, Object, lean, rest_of,
+    Action, Content, Controller, Dispatch, Input as JobInput, JobObject, Object, lean, rest_of,
 };
-use prepull_engine::shared::node_view::NodeView;
 use prepull_engine::shared::outcomes::{DispatchOutcome, WriteOutcome};
-use prepull_engine::shared::session::{SessionEvent, SessionId};
 
 use crate::api::Refused;
 use crate::trace::{brief, shown, told};
@@ -130,16 +132,20 @@ impl Cloud {
         }
     }
 
+    pub(crate) fn push(&mut self, input: impl Into<Input>) {
+        self.inputs.push_back(input.into());
+    }
+
     pub(crate) fn stir(&mut self, input: &Input, news: bool) {
         let still = match input {
             Input::Tick => true,
             // A job that is gone gives its slots back, for which others wait.
-            Input::Written { outcome, .. } => *outcome != WriteOutcome::Gone,
-            Input::Job(_) => !news,
-            Input::Session(SessionEvent::Message { message, .. }) => {
+            Input::Prepull(JobInput::Written { outcome, .. }) => *outcome != WriteOutcome::Gone,
+            Input::Prepull(JobInput::Job(_)) => !news,
+            Input::Fleet(FleetEvent::Session(SessionEvent::Message { message, .. })) => {
                 matches!(message, EdgeMessage::Accepted { .. })
             }
-            Input::Dispatched { outcome, .. } => {
+            Input::Prepull(JobInput::Dispatched { outcome, .. }) => {
                 matches!(outcome, DispatchOutcome::Sent(_) | DispatchOutcome::SentWithoutKeys(_))
             }
             _ => false,
@@ -164,10 +170,10 @@ impl Cloud {
     pub(crate) fn read_watch(&mut self, kind: usize) -> bool {
         let Some(event) = self.watches[kind].pop_front() else { return false };
         self.inputs.push_back(match event {
-            Watched::Job(job) => Input::Job(job),
-            Watched::JobGone(uid) => Input::JobGone(uid),
-            Watched::Node(node) => Input::Node(node),
-            Watched::NodeGone(name) => Input::NodeGone(name),
+            Watched::Job(job) => JobInput::Job(job).into(),
+            Watched::JobGone(uid) => JobInput::JobGone(uid).into(),
+            Watched::Node(node) => FleetEvent::Node(node).into(),
+            Watched::NodeGone(name) => FleetEvent::NodeGone(name).into(),
         });
         true
     }
@@ -179,14 +185,14 @@ impl World {
         match self.cloud.boot {
             Boot::Nodes => {
                 let nodes = self.api.nodes.values().cloned().collect();
-                self.give(Input::Nodes(nodes));
+                self.give(FleetEvent::Nodes(nodes));
                 self.flush();
                 self.cloud.boot = Boot::Jobs;
             }
             Boot::Jobs => {
                 self.api.overtaken.clear();
                 self.api.overtaken_runs.clear();
-                self.give(Input::Jobs(self.api.list()));
+                self.give(JobInput::Jobs(self.api.list()));
                 self.flush();
                 self.cloud.boot = Boot::Recalls;
                 self.come_up();
@@ -225,7 +231,7 @@ impl World {
         self.api.overtaken.retain(|(of, _), _| *of != job);
         let Some(Recall { object, newest, .. }) = self.cloud.recalls.pop_front() else { return };
         let newest = newest.filter(|_| object.is_some());
-        self.give(Input::Recalled(job, reports, object));
+        self.give(JobInput::Recalled(job, reports, object));
         if let Some(newest) = newest {
             self.tell_of(newest, false);
         }
@@ -238,49 +244,57 @@ impl World {
         is_read && matches!(self.cloud.boot, Boot::Recalls | Boot::Up)
     }
 
-    fn give(&mut self, mut input: Input) {
+    fn give(&mut self, input: impl Into<Input>) {
+        let mut input = input.into();
         if !matches!(input, Input::Tick) {
             self.log(|| format!("cloud ◀ {}", brief(&input)));
         }
         let news = self.tell_check(&input);
         match &mut input {
-            Input::Job(job) => lean(job, at(self.now)),
-            Input::Jobs(jobs) => jobs.iter_mut().for_each(|job| lean(job, at(self.now))),
+            Input::Prepull(JobInput::Job(job)) => lean(job, at(self.now)),
+            Input::Prepull(JobInput::Jobs(jobs)) => jobs.iter_mut().for_each(|job| lean(job, at(self.now))),
             _ => {}
         }
         self.cloud.stir(&input, news);
-        self.cloud.controller.handle(input, at(self.now));
+        match input {
+            Input::Fleet(event) => self.cloud.controller.hear(event, at(self.now)),
+            Input::Prepull(input) => self.cloud.controller.handle(input, at(self.now)),
+            _ => {}
+        }
     }
 
     /// Notes what the controller gets to know. Returns whether a spec in it is new.
     fn tell_check(&mut self, input: &Input) -> bool {
-        let loads = self.cloud.boot == Boot::Jobs || matches!(input, Input::Recalled(..));
+        let loads = self.cloud.boot == Boot::Jobs || matches!(input, Input::Prepull(JobInput::Recalled(..)));
         let mut news = false;
         for seen in jobs(input) {
             news |= self.tell_of(seen, loads);
         }
         match input {
-            Input::Nodes(nodes) => {
+            Input::Fleet(FleetEvent::Nodes(nodes)) => {
                 let listed = nodes.iter().map(|node| node.name.clone()).collect();
                 let before = std::mem::replace(&mut self.cloud.nodes, listed);
                 self.cloud.nodes_gone.extend(before);
                 self.check.may_exceed_again();
             }
-            Input::Node(node) => {
+            Input::Fleet(FleetEvent::Node(node)) => {
                 self.cloud.nodes.insert(node.name.clone());
                 self.check.may_exceed_again();
             }
-            Input::NodeGone(node) => {
+            Input::Fleet(FleetEvent::NodeGone(node)) => {
                 self.cloud.nodes.remove(node);
                 self.cloud.nodes_gone.insert(node.clone());
                 self.check.may_exceed_again();
             }
-            Input::ReportGone { job, index } if !self.is_kept(job) => {
+            Input::Prepull(JobInput::ReportGone { job, index }) if !self.is_kept(job) => {
                 // The leader does not have the job in memory any more, so what was in the report is lost.
                 self.api.deleted_reports.remove(&(job.clone(), *index));
                 self.delete_job(job);
             }
-            Input::Session(SessionEvent::Message { message: EdgeMessage::Result(_), .. }) => {
+            Input::Fleet(FleetEvent::Session(SessionEvent::Message {
+                message: EdgeMessage::Result(_),
+                ..
+            })) => {
                 self.check.may_exceed_again();
             }
             _ => {}
@@ -413,8 +427,8 @@ impl World {
             }
         };
         self.log(|| format!("api: {object:?} of {job}: {fate:?}, {outcome:?}"));
-        self.cloud.inputs.push_back(Input::Written { job, object, version, outcome, stored });
-        self.cloud.inputs.extend(edited.map(Input::Job));
+        self.cloud.push(JobInput::Written { job, object, version, outcome, stored });
+        self.cloud.inputs.extend(edited.map(|job| JobInput::Job(job).into()));
     }
 
     /// Whether the API server refuses writes of such objects at the moment.
@@ -516,16 +530,10 @@ impl World {
         self.log(|| format!("cloud: dispatch of {job}/{attempt} to {node}: {outcome:?}"));
         let is_allowed_at_once =
             matches!(outcome, DispatchOutcome::Withheld { .. }) && self.now.is_multiple_of(3);
-        self.cloud.inputs.push_back(Input::Dispatched {
-            job: job.clone(),
-            node,
-            attempt,
-            outcome,
-            keys: None,
-        });
+        self.cloud.push(JobInput::Dispatched { job: job.clone(), node, attempt, outcome, keys: None });
         if is_allowed_at_once {
             let secret = "default/registry".to_owned();
-            self.cloud.inputs.push_back(Input::SecretAllowed { job, secret });
+            self.cloud.push(JobInput::SecretAllowed { job, secret });
         }
     }
 
@@ -586,8 +594,10 @@ pub(crate) fn jobs(input: &Input) -> Vec<Seen> {
         })
     };
     match input {
-        Input::Job(job) | Input::Recalled(_, _, Some(job)) => seen(job).into_iter().collect(),
-        Input::Jobs(jobs) => jobs.iter().filter_map(seen).collect(),
+        Input::Prepull(JobInput::Job(job) | JobInput::Recalled(_, _, Some(job))) => {
+            seen(job).into_iter().collect()
+        }
+        Input::Prepull(JobInput::Jobs(jobs)) => jobs.iter().filter_map(seen).collect(),
         _ => Vec::new(),
     }
 }

@@ -7,8 +7,8 @@ use edgecore_prepull::tasks::agent::AgentEvent;
 use prepull_api::crd::status::NodePhase;
 use prepull_api::task::TaskId;
 use prepull_api::wire::{Assign, CloudMessage, EdgeMessage, Hello, OpenPhase, OpenTask, Welcome};
-use prepull_engine::prepull::controller::Input;
-use prepull_engine::shared::session::{SessionEvent, SessionId};
+use prepull_engine::fleet::event::FleetEvent;
+use prepull_engine::fleet::session::{SessionEvent, SessionId};
 
 use crate::cloud::Boot;
 use crate::edge::Edge;
@@ -98,11 +98,7 @@ impl World {
         }));
         self.cloud.registry.insert(node.clone(), id);
         self.log(|| format!("cloud: welcomes {node} as session {session}"));
-        self.cloud.inputs.push_back(Input::Session(SessionEvent::Up {
-            node,
-            session,
-            hello: Box::new(hello),
-        }));
+        self.cloud.push(FleetEvent::Session(SessionEvent::Up { node, session, hello: Box::new(hello) }));
     }
 
     pub(crate) fn cut(&mut self, id: u64) {
@@ -136,7 +132,7 @@ impl World {
                 if !replaced {
                     self.cloud.registry.remove(&node);
                 }
-                self.cloud.inputs.push_back(Input::Session(SessionEvent::Down { node, session }));
+                self.cloud.push(FleetEvent::Session(SessionEvent::Down { node, session }));
             }
         }
         self.bury();
@@ -157,7 +153,7 @@ impl World {
             conn.to_cloud.push_back(message.clone());
         }
         let (node, session) = (self.edges[conn.edge].node.clone(), conn.session);
-        self.cloud.inputs.push_back(Input::Session(SessionEvent::Message { node, session, message }));
+        self.cloud.push(FleetEvent::Session(SessionEvent::Message { node, session, message }));
         true
     }
 

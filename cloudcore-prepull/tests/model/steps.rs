@@ -150,12 +150,13 @@ impl World {
 
     /// The watches were interrupted, and begin again with lists.
     fn relist(&mut self) {
+        use prepull_engine::fleet::event::FleetEvent;
         use prepull_engine::prepull::controller::Input;
         if self.cloud.boot == crate::cloud::Boot::Up {
-            self.cloud.inputs.push_back(Input::Nodes(self.api.nodes.values().cloned().collect()));
-            self.cloud.inputs.push_back(Input::Jobs(self.api.list()));
+            self.cloud.push(FleetEvent::Nodes(self.api.nodes.values().cloned().collect()));
+            self.cloud.push(Input::Jobs(self.api.list()));
             let reports = self.api.reports.keys().cloned().collect();
-            self.cloud.inputs.push_back(Input::ReportsListed(reports));
+            self.cloud.push(Input::ReportsListed(reports));
         }
     }
 

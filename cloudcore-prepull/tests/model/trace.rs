@@ -1,8 +1,10 @@
 //! Messages and inputs in the trace of a failed run.
 
 use prepull_api::wire::{CloudMessage, EdgeMessage};
-use prepull_engine::prepull::controller::{Content, Input};
-use prepull_engine::shared::session::SessionEvent;
+use prepull_engine::engine::Input;
+use prepull_engine::fleet::event::FleetEvent;
+use prepull_engine::fleet::session::SessionEvent;
+use prepull_engine::prepull::controller::{Content, Input as JobInput};
 
 pub(crate) fn told(message: &CloudMessage) -> String {
     match message {
@@ -55,32 +57,40 @@ pub(crate) fn shown(content: &Content) -> String {
 
 pub(crate) fn brief(input: &Input) -> String {
     match input {
-        Input::Nodes(nodes) => format!("{} nodes", nodes.len()),
-        Input::Node(node) => format!("node {} ready {}", node.name, node.ready),
-        Input::NodeGone(node) => format!("node {node} gone"),
-        Input::ReportsListed(reports) => format!("{} reports exist", reports.len()),
-        Input::ReportGone { job, index } => format!("report {index} of {job} gone"),
-        Input::Recalled(job, reports, _) => format!("{} reports of {job}", reports.len()),
-        Input::Jobs(jobs) => format!("{} jobs", jobs.len()),
-        Input::Job(Ok(job)) => format!(
-            "job {} generation {}",
-            job.metadata.uid.as_deref().unwrap_or_default(),
-            job.metadata.generation.unwrap_or_default()
-        ),
-        Input::Job(Err(job)) => format!("unreadable job {:?}", job.rest.metadata.uid),
-        Input::JobGone(job) => format!("job {job} gone"),
-        Input::Session(SessionEvent::Up { node, session, .. }) => format!("{node} up, session {session}"),
-        Input::Session(SessionEvent::Down { node, session }) => format!("{node} down, session {session}"),
-        Input::Session(SessionEvent::Message { node, session, message }) => {
-            format!("{node} (session {session}) says {}", said(message))
-        }
-        Input::Dispatched { job, node, attempt, outcome, .. } => {
-            format!("dispatched {job}/{attempt} to {node}: {outcome:?}")
-        }
-        Input::Written { job, object, version, outcome, .. } => {
-            format!("written {object:?} of {job} v{version}: {outcome:?}")
-        }
-        Input::SecretAllowed { job, secret } => format!("{job} may use {secret}"),
-        Input::Tick => "tick".to_owned(),
+        Input::Fleet(event) => match event {
+            FleetEvent::Nodes(nodes) => format!("{} nodes", nodes.len()),
+            FleetEvent::Node(node) => format!("node {} ready {}", node.name, node.ready),
+            FleetEvent::NodeGone(node) => format!("node {node} gone"),
+            FleetEvent::Session(SessionEvent::Up { node, session, .. }) => {
+                format!("{node} up, session {session}")
+            }
+            FleetEvent::Session(SessionEvent::Down { node, session }) => {
+                format!("{node} down, session {session}")
+            }
+            FleetEvent::Session(SessionEvent::Message { node, session, message }) => {
+                format!("{node} (session {session}) says {}", said(message))
+            }
+        },
+        Input::Prepull(input) => match input {
+            JobInput::ReportsListed(reports) => format!("{} reports exist", reports.len()),
+            JobInput::ReportGone { job, index } => format!("report {index} of {job} gone"),
+            JobInput::Recalled(job, reports, _) => format!("{} reports of {job}", reports.len()),
+            JobInput::Jobs(jobs) => format!("{} jobs", jobs.len()),
+            JobInput::Job(Ok(job)) => format!(
+                "job {} generation {}",
+                job.metadata.uid.as_deref().unwrap_or_default(),
+                job.metadata.generation.unwrap_or_default()
+            ),
+            JobInput::Job(Err(job)) => format!("unreadable job {:?}", job.rest.metadata.uid),
+            JobInput::JobGone(job) => format!("job {job} gone"),
+            JobInput::Dispatched { job, node, attempt, outcome, .. } => {
+                format!("dispatched {job}/{attempt} to {node}: {outcome:?}")
+            }
+            JobInput::Written { job, object, version, outcome, .. } => {
+                format!("written {object:?} of {job} v{version}: {outcome:?}")
+            }
+            JobInput::SecretAllowed { job, secret } => format!("{job} may use {secret}"),
+        },
+        other => format!("{other:?}"),
     }
 }

@@ -6,8 +6,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Time};
 use prepull_api::crd::EDGE_LABEL;
 use prepull_api::crd::job::{ImagePrePullJobSpec, ImagePrePullTemplate};
 use prepull_api::task::{JobUid, NodeName};
+use prepull_engine::fleet::node_view::NodeView;
 use prepull_engine::prepull::controller::Input;
-use prepull_engine::shared::node_view::NodeView;
 
 use crate::check::PARKED;
 use crate::check::specs::{follow, is_valid};
@@ -180,7 +180,7 @@ impl World {
         if let Some(report) = self.api.reports.remove(&(job.clone(), index)) {
             self.log(|| format!("user: deletes report {index} of {job}"));
             self.api.deleted_reports.insert((job.clone(), index), report.object);
-            self.cloud.inputs.push_back(Input::ReportGone { job, index });
+            self.cloud.push(Input::ReportGone { job, index });
         }
     }
 

@@ -13,7 +13,7 @@ use cloudcore_prepull::run::metrics::Metrics;
 use prepull_api::enroll::{JoinToken, SubjectForm};
 use prepull_api::task::{JobUid, NodeName, TaskId};
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello};
-use prepull_engine::shared::session::{SessionEvent, SessionId};
+use prepull_engine::fleet::session::{SessionEvent, SessionId};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;

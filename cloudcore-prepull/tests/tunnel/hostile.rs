@@ -122,9 +122,9 @@ async fn a_flood_ends_its_session() {
     let counting = async {
         loop {
             match cloud.event().await {
-                prepull_engine::shared::session::SessionEvent::Message { .. } => counted += 1,
-                prepull_engine::shared::session::SessionEvent::Down { .. } => return,
-                other @ prepull_engine::shared::session::SessionEvent::Up { .. } => panic!("{other:?}"),
+                prepull_engine::fleet::session::SessionEvent::Message { .. } => counted += 1,
+                prepull_engine::fleet::session::SessionEvent::Down { .. } => return,
+                other @ prepull_engine::fleet::session::SessionEvent::Up { .. } => panic!("{other:?}"),
             }
         }
     };

@@ -237,13 +237,13 @@ async fn a_renewed_certificate_needs_no_restart() {
     let mut sessions = Vec::new();
     for _ in 0..2 {
         match cloud.event().await {
-            prepull_engine::shared::session::SessionEvent::Up { session, .. } => {
+            prepull_engine::fleet::session::SessionEvent::Up { session, .. } => {
                 sessions.push(("up", session > first));
             }
-            prepull_engine::shared::session::SessionEvent::Down { session, .. } => {
+            prepull_engine::fleet::session::SessionEvent::Down { session, .. } => {
                 sessions.push(("down", session > first));
             }
-            other @ prepull_engine::shared::session::SessionEvent::Message { .. } => panic!("{other:?}"),
+            other @ prepull_engine::fleet::session::SessionEvent::Message { .. } => panic!("{other:?}"),
         }
     }
     sessions.sort_unstable();

@@ -8,8 +8,8 @@ use peak_alloc::PeakAlloc;
 use prepull_api::sites::{BlobNews, BlobState, Blobs};
 use prepull_api::task::{JobUid, NodeName, TaskId};
 use prepull_api::wire::EdgeMessage;
-use prepull_engine::prepull::controller;
-use prepull_engine::shared::session::SessionEvent;
+use prepull_engine::fleet::event::FleetEvent;
+use prepull_engine::fleet::session::SessionEvent;
 use prepull_engine::sites::Direction;
 
 use crate::verdict;
@@ -143,5 +143,5 @@ fn say(world: &mut World, wait: SignedDuration, node: &NodeName, blobs: Vec<Blob
     let task = TaskId { job: JobUid("job".to_owned()), attempt: 1 };
     let message = EdgeMessage::Blobs(Blobs { task, blobs, failures: Vec::new(), reads_streams: true });
     let event = SessionEvent::Message { node: node.clone(), session: session(node), message };
-    world.happens_after(wait, controller::Input::Session(event).into());
+    world.happens_after(wait, FleetEvent::Session(event).into());
 }

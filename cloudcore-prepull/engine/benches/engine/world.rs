@@ -11,14 +11,15 @@ use prepull_api::sites::PeerDoor;
 use prepull_api::task::{ImageOutcome, ImageResult, JobUid, NodeName, TaskId, TaskOutcome, TaskResult};
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello};
 use prepull_engine::engine::{Action, Engine, Input};
+use prepull_engine::fleet::event::FleetEvent;
+use prepull_engine::fleet::node_view::NodeView;
+use prepull_engine::fleet::session::{SessionEvent, SessionId};
 use prepull_engine::kruise;
 use prepull_engine::kruise::jobs::{self, JobWrite, WriteTarget};
 use prepull_engine::kruise::node_images::{self, CompactNodeImage, SharedParts, Write, Written};
 use prepull_engine::prepull::controller::{self, Content};
 use prepull_engine::recording::{Entry, count};
-use prepull_engine::shared::node_view::NodeView;
 use prepull_engine::shared::outcomes::{DispatchOutcome, WriteOutcome};
-use prepull_engine::shared::session::{SessionEvent, SessionId};
 use prepull_engine::sites::{Directions, SITE_LABEL, SiteSettings};
 use serde_json::json;
 
@@ -138,7 +139,7 @@ impl World {
             NodeView { name: name(index), labels, ready: true }
         };
         let peer = sites.map(|_| PeerDoor { addresses: vec!["10.0.0.1:10006".to_owned()], streams: true });
-        self.happens(Prepull::Nodes((0..nodes).map(view).collect()).into());
+        self.happens(FleetEvent::Nodes((0..nodes).map(view).collect()).into());
         self.happens(Prepull::Jobs(Vec::new()).into());
         if kruise {
             self.happens(kruise::Input::Node(node_images::Input::NodeImages(Vec::new())).into());
@@ -149,7 +150,9 @@ impl World {
         for index in 0..nodes {
             let hello = Hello { peer: peer.clone(), ..Hello::default() };
             let (node, session) = (name(index), SessionId(index as u64 + 1));
-            self.happens(Prepull::Session(SessionEvent::Up { node, session, hello: Box::new(hello) }).into());
+            self.happens(
+                FleetEvent::Session(SessionEvent::Up { node, session, hello: Box::new(hello) }).into(),
+            );
         }
         self.settle();
     }
@@ -193,7 +196,7 @@ impl World {
     /// The time of an empty batch, with the program's queries after each batch.
     pub(crate) fn idle_batch(&mut self) -> Duration {
         let began = clock();
-        self.engine.handle(Input::TICK, self.now);
+        self.engine.handle(Input::Tick, self.now);
         let actions = self.engine.flush(self.now);
         let asked = (self.engine.next_wakeup(), self.engine.running_jobs().count(), self.engine.phases());
         let took = began.elapsed();
@@ -212,7 +215,7 @@ impl World {
                 session: SessionId((nodes + index + 1) as u64),
                 hello: Box::new(hello),
             };
-            self.happens(controller::Input::Session(up).into());
+            self.happens(FleetEvent::Session(up).into());
         }
         self.settle();
         let began = clock();
@@ -343,7 +346,7 @@ impl World {
             batch.push(entry.remove());
         }
         if batch.is_empty() {
-            batch.push(Input::TICK);
+            batch.push(Input::Tick);
         }
         self.figures.inputs += batch.len();
         if self.recording.is_some() {
@@ -509,7 +512,7 @@ impl World {
             (DISPATCH * 2 + pull, EdgeMessage::Result(result)),
         ] {
             let event = SessionEvent::Message { node: node.clone(), session: session(node), message };
-            self.happens_after(wait, controller::Input::Session(event).into());
+            self.happens_after(wait, FleetEvent::Session(event).into());
         }
     }
 }

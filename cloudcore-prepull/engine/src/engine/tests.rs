@@ -8,9 +8,9 @@ use prepull_api::wire::{OpenPhase, OpenTask, Progress};
 use serde_json::json;
 
 use super::*;
+use crate::fleet::session::SessionId;
 use crate::kruise::jobs;
 use crate::shared::outcomes::WriteOutcome;
-use crate::shared::session::SessionId;
 
 #[test]
 fn each_api_reports_its_first_lists() {
@@ -26,8 +26,8 @@ fn each_api_reports_its_first_lists() {
     };
     let nodes = Listed { nodes: true, ..Listed::default() };
     let jobs = Listed { jobs: true, ..nodes };
-    assert_eq!(listed(|| Input::TICK), Listed::default());
-    assert_eq!(listed(|| Prepull::Nodes(Vec::new()).into()), nodes);
+    assert_eq!(listed(|| Input::Tick), Listed::default());
+    assert_eq!(listed(|| FleetEvent::Nodes(Vec::new()).into()), nodes);
     assert_eq!(listed(|| Prepull::Jobs(Vec::new()).into()), jobs);
     for input in [
         || kruise::Input::Node(node_images::Input::NodeImages(Vec::new())).into(),
@@ -42,7 +42,6 @@ fn each_api_reports_its_first_lists() {
 
 #[test]
 fn node_images_follow_nodes() {
-    use controller::Input as Prepull;
     use node_images::{Write, Written};
     let mut engine = Engine::with_kruise(Selector::parse("edge").unwrap());
     let mut now = Timestamp::UNIX_EPOCH;
@@ -78,7 +77,7 @@ fn node_images_follow_nodes() {
         kruise::Input::Job(jobs::Input::ListJobs(Vec::new())).into(),
     ];
     assert_eq!(give(lists), []);
-    assert_eq!(give(vec![Prepull::Nodes(vec![node()]).into()]), [], "not before all is listed");
+    assert_eq!(give(vec![FleetEvent::Nodes(vec![node()]).into()]), [], "not before all is listed");
     let listed = of_node(node_images::Input::NodeImages(Vec::new()));
     assert!(matches!(give(vec![listed])[..], [Write::Create(_)]));
     let mut object = NodeImage::new("edge-1", NodeImageSpec::default());
@@ -87,8 +86,8 @@ fn node_images_follow_nodes() {
     object.metadata.labels = Some(node().labels);
     let done = written(Written::Done(Some(Box::new(object.into()))));
     assert!(matches!(give(vec![done])[..], [Write::Status { .. }]));
-    let gone = || Prepull::NodeGone(node().name).into();
-    let back = Prepull::Node(node()).into();
+    let gone = || FleetEvent::NodeGone(node().name).into();
+    let back = FleetEvent::Node(node()).into();
     assert!(matches!(give(vec![written(Written::Failed), gone(), back])[..], [Write::Status { .. }]));
     assert!(matches!(give(vec![written(Written::Failed), gone()])[..], [Write::Delete { .. }]));
 }
@@ -112,13 +111,13 @@ fn one_apis_pull_blocks_the_other() {
     }));
     let of_node = |input| kruise::Input::Node(input).into();
     for input in [
-        Prepull::Nodes(vec![NodeView { name: node.clone(), labels, ready: true }]).into(),
+        FleetEvent::Nodes(vec![NodeView { name: node.clone(), labels, ready: true }]).into(),
         Prepull::Jobs(Vec::new()).into(),
         of_node(node_images::Input::NodeImages(vec![Ok(Box::new(image.unwrap().into()))])),
         kruise::Input::Job(jobs::Input::Pods(Vec::new())).into(),
         kruise::Input::Job(jobs::Input::PullJobs(Vec::new())).into(),
         kruise::Input::Job(jobs::Input::ListJobs(Vec::new())).into(),
-        Prepull::Session(SessionEvent::Up { node: node.clone(), session, hello: Box::default() }).into(),
+        FleetEvent::Session(SessionEvent::Up { node: node.clone(), session, hello: Box::default() }).into(),
     ] {
         engine.handle(input, now);
     }
@@ -145,11 +144,11 @@ fn one_apis_pull_blocks_the_other() {
         }
         sent
     };
-    let of_node_image = sent(Input::TICK);
+    let of_node_image = sent(Input::Tick);
     assert!(matches!(&of_node_image[..], [task] if is_of_node_image(task)), "{of_node_image:?}");
     assert_eq!(sent(Prepull::Job(Ok(Box::new(job.unwrap()))).into()), []);
     let message = EdgeMessage::Result(succeeded(&of_node_image[0]));
-    let told = |message| Prepull::Session(SessionEvent::Message { node: node.clone(), session, message });
+    let told = |message| FleetEvent::Session(SessionEvent::Message { node: node.clone(), session, message });
     let of_job = sent(told(message).into());
     assert_eq!(of_job, [TaskId { job: JobUid("job".to_owned()), attempt: 1 }]);
 

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::jobs::{self, Jobs};
 use super::node_images::{self, NodeImages, TagDispatch, Write};
+use crate::fleet::event::FleetEvent;
 use crate::shared::events::ObjectEvent;
 
 /// An input of either half.
@@ -80,10 +81,15 @@ impl Kruise {
         }
     }
 
+    /// Takes in what happened to nodes, or to a session and tasks of NodeImages.
+    pub fn hear(&mut self, event: FleetEvent, now: Timestamp) {
+        self.listed.nodes |= matches!(event, FleetEvent::Nodes(_));
+        self.node_images.hear(event, now);
+    }
+
     /// Takes an input in. The actions that follow from it come out of [`Self::flush`].
     pub fn handle(&mut self, input: Input, now: Timestamp) {
         match &input {
-            Input::Node(node_images::Input::Nodes(_)) => self.listed.nodes = true,
             Input::Node(node_images::Input::NodeImages(_)) => self.listed.node_images = true,
             Input::Job(jobs::Input::PullJobs(_)) => self.listed.pull_jobs = true,
             Input::Job(jobs::Input::ListJobs(_)) => self.listed.list_jobs = true,

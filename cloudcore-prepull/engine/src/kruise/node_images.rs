@@ -35,11 +35,12 @@ use prepull_api::task::{JobUid, NodeName, TaskId};
 use prepull_api::wire::{CloudMessage, EdgeMessage};
 
 use super::{Liveness, TagRequest};
+use crate::fleet::event::FleetEvent;
+use crate::fleet::node_view::NodeView;
+use crate::fleet::session::SessionEvent;
 use crate::shared::delay_queue::DelayQueue;
-use crate::shared::node_view::NodeView;
 use crate::shared::objects::Unreadable;
 use crate::shared::pacing::TokenBucket;
-use crate::shared::session::SessionEvent;
 pub use compact::CompactNodeImage;
 use effects::NodeEffects;
 pub use io::{Action, Input, TagDispatch, Write, Written};
@@ -101,11 +102,18 @@ impl NodeImages {
     }
 
     /// Takes an input in. The actions that follow from it come out of [`Self::flush`].
+    /// Of sessions, only messages about tasks of NodeImages.
+    pub(crate) fn hear(&mut self, event: FleetEvent, now: Timestamp) {
+        match event {
+            FleetEvent::Nodes(nodes) => self.replace_nodes(nodes, now),
+            FleetEvent::Node(node) => self.observe_node(node),
+            FleetEvent::NodeGone(name) => self.remove_node(&name, now),
+            FleetEvent::Session(event) => self.observe_session(event, now),
+        }
+    }
+
     pub(crate) fn handle(&mut self, input: Input, now: Timestamp) {
         match input {
-            Input::Nodes(nodes) => self.replace_nodes(nodes, now),
-            Input::Node(node) => self.observe_node(node),
-            Input::NodeGone(name) => self.remove_node(&name, now),
             Input::NodeImagesListing => self.created.clear(),
             Input::NodeImages(objects) => self.replace_node_images(objects, now),
             Input::NodeImage(object) => self.observe_object(object, now),
@@ -114,7 +122,6 @@ impl NodeImages {
                     self.observe(&name, None, now);
                 }
             }
-            Input::Session(event) => self.observe_session(event, now),
             Input::Dispatched { node, task, outcome, keys } => {
                 self.update(&node, now, |node, fx| {
                     node.pulls.note_keys(&task, keys);

@@ -20,8 +20,9 @@ use prepull_api::crd::status::{JobPhase, NodeClock, Summary};
 use prepull_api::task::{JobUid, NodeName, TaskId};
 use prepull_api::wire::CloudMessage;
 
-use crate::shared::node_view::NodeView;
-use crate::shared::session::SessionId;
+use crate::fleet::event::FleetEvent;
+use crate::fleet::node_view::NodeView;
+use crate::fleet::session::SessionId;
 
 mod census;
 mod io;
@@ -33,9 +34,9 @@ mod sessions;
 #[cfg(test)]
 mod tests;
 
+use crate::fleet::slots::Slots;
 use crate::shared::agenda::Agenda;
 use crate::shared::outcomes::WriteOutcome;
-use crate::shared::slots::Slots;
 use census::Census;
 use io::WriteEnd;
 pub use io::{Action, Content, Dispatch, Input, JobObject, Object, UnreadableJob, rest_of};
@@ -92,12 +93,11 @@ impl Controller {
         Self { report_capacity: Some(nodes), ..Self::default() }
     }
 
-    /// Takes in what happened. What follows from it comes out of [`Self::flush`], so that a burst of inputs
-    /// makes one write.
-    pub fn handle(&mut self, input: Input, now: Timestamp) {
+    /// Takes in what happened to nodes and sessions, as [`Self::handle`] does.
+    pub fn hear(&mut self, event: FleetEvent, now: Timestamp) {
         self.now = now;
-        match input {
-            Input::Nodes(nodes) => {
+        match event {
+            FleetEvent::Nodes(nodes) => {
                 let listed: HashSet<&NodeName> = nodes.iter().map(|node| &node.name).collect();
                 let gone: Vec<_> = self.nodes.keys().filter(|name| !listed.contains(name)).cloned().collect();
                 for name in gone {
@@ -107,8 +107,17 @@ impl Controller {
                     self.apply_node(node);
                 }
             }
-            Input::Node(node) => self.apply_node(node),
-            Input::NodeGone(name) => self.remove_node(&name),
+            FleetEvent::Node(node) => self.apply_node(node),
+            FleetEvent::NodeGone(name) => self.remove_node(&name),
+            FleetEvent::Session(event) => self.apply_session(event),
+        }
+    }
+
+    /// Takes in what happened. What follows from it comes out of [`Self::flush`], so that a burst of inputs
+    /// makes one write.
+    pub fn handle(&mut self, input: Input, now: Timestamp) {
+        self.now = now;
+        match input {
             Input::ReportsListed(listed) => {
                 let listed: HashSet<(JobUid, u32)> = listed.into_iter().collect();
                 for uid in self.jobs.keys().cloned().collect::<Vec<_>>() {
@@ -154,7 +163,6 @@ impl Controller {
                 self.gone.remove(&uid);
                 self.remove_job(&uid);
             }
-            Input::Session(event) => self.apply_session(event),
             Input::Dispatched { job, node, attempt, outcome, keys } => {
                 self.finish_dispatch(&node, TaskId { job, attempt }, &outcome, keys);
             }
@@ -176,7 +184,6 @@ impl Controller {
                     }
                 }
             },
-            Input::Tick => {}
         }
     }
 

@@ -13,10 +13,10 @@ use prepull_api::image::{NormalizedReference, Reference};
 use prepull_api::overriders::{OverrideError, SecretRef};
 use prepull_api::task::{NodeName, PullPolicy, Removal, Upgrade};
 
+use crate::fleet::node_view::{NOT_READY, NodeView};
 use crate::prepull::validate::{
     JobImage, NodeSelection, OverriderGroup, Refusal, ValidatedJob, image_rule_field, secret_rule_field,
 };
-use crate::shared::node_view::{NOT_READY, NodeView};
 
 mod keys;
 mod labels;

@@ -23,12 +23,12 @@ use prepull_api::crd::status::{FailureCount, NodeClock, NodePhase, NodeStatus, R
 use prepull_api::failure::FailureCode;
 use prepull_api::task::NodeName;
 
+use crate::fleet::session::SessionId;
 use crate::prepull::aggregate::{FIRST_ATTEMPT, in_phase};
 use crate::prepull::download::WindowRule;
 use crate::prepull::validate::{Ratio, Step};
 use crate::shared::delay_queue::DelayQueue;
 use crate::shared::postponement::Postponement;
-use crate::shared::session::SessionId;
 
 mod books;
 mod decisions;

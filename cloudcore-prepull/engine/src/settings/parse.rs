@@ -8,8 +8,8 @@ use prepull_api::settings::{KEEP_UNFINISHED, NodeSettings};
 use prepull_api::task::NodeName;
 use prepull_window::parse_duration;
 
+use crate::fleet::node_view::NodeView;
 use crate::prepull::validate::{NodeSelection, Refusal, nodes, rate, windows};
-use crate::shared::node_view::NodeView;
 
 /// A spec that has been read.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::shared::session::SessionId;
+use crate::fleet::session::SessionId;
 
 /// How a dispatch ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

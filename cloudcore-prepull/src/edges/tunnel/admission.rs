@@ -11,7 +11,7 @@ use std::sync::Arc;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use prepull_api::task::NodeName;
-use prepull_engine::shared::session::SessionEvent;
+use prepull_engine::fleet::session::SessionEvent;
 use prepull_tunnel::{Channel, CloseCode};
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, mpsc};

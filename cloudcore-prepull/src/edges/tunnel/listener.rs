@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use prepull_engine::shared::session::SessionEvent;
+use prepull_engine::fleet::session::SessionEvent;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::mpsc;
 use tokio::task::{unconstrained, yield_now};

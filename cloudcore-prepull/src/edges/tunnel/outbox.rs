@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use parking_lot::Mutex;
 use prepull_api::task::Task;
 use prepull_api::wire::{Hello, MAX_MESSAGE, MAX_OPEN_TASKS};
-use prepull_engine::shared::session::SessionId;
+use prepull_engine::fleet::session::SessionId;
 use prepull_tunnel::{CloseCode, Utf8Bytes};
 use tokio::sync::Notify;
 

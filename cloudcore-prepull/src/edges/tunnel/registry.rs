@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use prepull_api::task::NodeName;
 use prepull_api::wire::{CloudMessage, DecodeError, encode};
-use prepull_engine::shared::session::SessionId;
+use prepull_engine::fleet::session::SessionId;
 use prepull_tunnel::{CloseCode, Utf8Bytes};
 use tokio::time::Instant;
 

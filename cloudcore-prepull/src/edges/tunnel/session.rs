@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use prepull_api::task::NodeName;
 use prepull_api::text::to_plain_line;
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, MAX_OPEN_TASKS, Welcome, encode};
-use prepull_engine::shared::session::{SessionEvent, SessionId};
+use prepull_engine::fleet::session::{SessionEvent, SessionId};
 use prepull_tunnel::{Channel, ChannelEvent};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;

@@ -5,9 +5,9 @@ use std::time::Duration;
 use prepull_api::task::{
     Bytes, ImageFacts, ImageOutcome, JobUid, NoDelta, NodeName, PulledBy, TaskId, TaskOutcome, TaskResult,
 };
+use prepull_engine::fleet::session::SessionId;
 use prepull_engine::prepull::controller::Object;
 use prepull_engine::shared::objects::{ObjectId, Unreadable};
-use prepull_engine::shared::session::SessionId;
 use prepull_engine::sites::{CarrierReport, SiteCounters};
 
 use super::sites::SiteSeries;
@@ -23,11 +23,12 @@ fn job() -> JobUid {
 }
 
 fn dispatched(outcome: DispatchOutcome) -> Input {
-    Input::Dispatched { job: job(), node: node(), attempt: 1, outcome, keys: None }
+    controller::Input::Dispatched { job: job(), node: node(), attempt: 1, outcome, keys: None }.into()
 }
 
 fn written(outcome: WriteOutcome) -> Input {
-    Input::Written { job: job(), object: Object::Status, version: 1, outcome, stored: None }
+    controller::Input::Written { job: job(), object: Object::Status, version: 1, outcome, stored: None }
+        .into()
 }
 
 fn result(outcome: TaskOutcome) -> Input {
@@ -60,15 +61,15 @@ fn result(outcome: TaskOutcome) -> Input {
         took: Duration::ZERO,
     };
     let message = EdgeMessage::Result(result);
-    Input::Session(SessionEvent::Message { node: node(), session: SessionId(1), message })
+    FleetEvent::Session(SessionEvent::Message { node: node(), session: SessionId(1), message }).into()
 }
 
-fn node_image_written(written: Written) -> kruise::Input {
-    kruise::Input::Node(node_images::Input::Written(node(), written))
+fn node_image_written(written: Written) -> Input {
+    kruise::Input::Node(node_images::Input::Written(node(), written)).into()
 }
 
-fn kruise_job_written(outcome: WriteOutcome) -> kruise::Input {
-    kruise::Input::Job(jobs::Input::Written { target: jobs::WriteTarget::PullJob(job()), outcome })
+fn kruise_job_written(outcome: WriteOutcome) -> Input {
+    kruise::Input::Job(jobs::Input::Written { target: jobs::WriteTarget::PullJob(job()), outcome }).into()
 }
 
 fn site(name: &str) -> SiteReport {
@@ -152,10 +153,6 @@ fn the_whole_exposition_stays_as_it_is() {
     times(3, &metrics, &|| result(TaskOutcome::DeadlineExceeded));
     times(4, &metrics, &|| result(TaskOutcome::Cancelled));
     times(1, &metrics, &|| Input::Tick);
-
-    let times = |count: usize, metrics: &Metrics, input: &dyn Fn() -> kruise::Input| {
-        (0..count).for_each(|_| metrics.count_kruise_input(&input()));
-    };
     times(1, &metrics, &|| node_image_written(Written::Done(None)));
     times(4, &metrics, &|| node_image_written(Written::Refused(None)));
     times(1, &metrics, &|| node_image_written(Written::Failed));
@@ -165,11 +162,11 @@ fn the_whole_exposition_stays_as_it_is() {
     let task = TaskId { job: job(), attempt: 1 };
     let offline =
         node_images::Input::Dispatched { node: node(), task, outcome: DispatchOutcome::Offline, keys: None };
-    metrics.count_kruise_input(&kruise::Input::Node(offline));
+    metrics.count_input(&kruise::Input::Node(offline).into());
     let id = ObjectId { namespace: "shop".to_owned(), name: "web".to_owned(), uid: job() };
     let unreadable =
         Unreadable { id, generation: 1, error: String::new(), start_time: None, completion_time: None };
-    metrics.count_kruise_input(&kruise::Input::Job(jobs::Input::PullJob(Err(unreadable))));
+    metrics.count_input(&kruise::Input::Job(jobs::Input::PullJob(Err(unreadable))).into());
 
     let phases =
         [(JobPhase::Init, 1), (JobPhase::InProgress, 2), (JobPhase::Completed, 3), (JobPhase::Failure, 4)];

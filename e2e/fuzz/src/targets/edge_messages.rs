@@ -4,9 +4,9 @@
 
 use jiff::SignedDuration;
 use prepull_api::wire::{EdgeMessage, decode, encode};
-use prepull_engine::prepull::controller::Input;
+use prepull_engine::fleet::event::FleetEvent;
+use prepull_engine::fleet::session::SessionEvent;
 use prepull_engine::recording::{Replay, replay};
-use prepull_engine::shared::session::SessionEvent;
 
 use self::world::{World, name, session};
 use super::recordings;
@@ -40,11 +40,11 @@ pub(crate) fn run(input: &[u8]) {
         let (node, session) = (node.clone(), session(&node));
         if let EdgeMessage::Hello(hello) = message {
             let down = SessionEvent::Down { node: node.clone(), session };
-            world.happens_after(wait, Input::Session(down).into());
-            world.happens_after(wait, Input::Session(SessionEvent::Up { node, session, hello }).into());
+            world.happens_after(wait, FleetEvent::Session(down).into());
+            world.happens_after(wait, FleetEvent::Session(SessionEvent::Up { node, session, hello }).into());
         } else {
             let said = SessionEvent::Message { node, session, message };
-            world.happens_after(wait, Input::Session(said).into());
+            world.happens_after(wait, FleetEvent::Session(said).into());
         }
     }
     world.run_until_ended(2);

@@ -1,5 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
+use crate::engine::Input;
+use crate::fleet::event::FleetEvent;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -12,11 +14,11 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::engine::Action;
+use crate::fleet::node_view::NodeView;
+use crate::fleet::session::{SessionEvent, SessionId};
 use crate::prepull::controller::{Action as Prepull, Content};
 use crate::shared::access::KeysSent;
-use crate::shared::node_view::NodeView;
 use crate::shared::outcomes::{DispatchOutcome, WriteOutcome};
-use crate::shared::session::{SessionEvent, SessionId};
 use crate::sites::{Direction, SITE_LABEL};
 
 /// An engine with a job of one private image, and what of it is stored.
@@ -66,7 +68,7 @@ impl World {
         let settings = crate::sites::SiteSettings { share_by_default: true, ..Default::default() };
         self.engine = Engine::default().with_sites(settings);
         let nodes = self.keys.keys().map(|name| node(name)).collect();
-        self.give(controller::Input::Nodes(nodes));
+        self.give(FleetEvent::Nodes(nodes));
         self.give(controller::Input::Jobs(vec![Ok(serde_json::from_value(self.job.clone()).unwrap())]));
         for name in self.keys.keys().copied().collect::<Vec<_>>() {
             self.connect(name, at_work.contains(&name));
@@ -82,17 +84,17 @@ impl World {
             ..Hello::default()
         };
         let up = SessionEvent::Up { node: name.into(), session: SessionId(1), hello: Box::new(hello) };
-        self.give(controller::Input::Session(up));
+        self.give(FleetEvent::Session(up));
     }
 
     fn add(&mut self, name: &'static str, keys: KeysSent) {
         self.keys.insert(name, keys);
-        self.give(controller::Input::Node(node(name)));
+        self.give(FleetEvent::Node(node(name)));
         self.connect(name, false);
         self.pass(5);
     }
 
-    fn give(&mut self, input: controller::Input) {
+    fn give(&mut self, input: impl Into<Input>) {
         self.engine.handle(input.into(), self.now);
         loop {
             let actions = self.engine.flush(self.now);
@@ -162,13 +164,13 @@ impl World {
     fn pass(&mut self, seconds: u64) {
         for _ in 0..seconds {
             self.now += Duration::from_secs(1);
-            self.give(controller::Input::Tick);
+            self.give(Input::Tick);
         }
     }
 
     fn session(&mut self, name: &str, message: EdgeMessage) {
         let (node, session) = (name.into(), SessionId(1));
-        self.give(controller::Input::Session(SessionEvent::Message { node, session, message }));
+        self.give(FleetEvent::Session(SessionEvent::Message { node, session, message }));
     }
 
     /// The node reports the layer. Returns what nodes hear in the next seconds.

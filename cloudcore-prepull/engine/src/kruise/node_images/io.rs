@@ -15,20 +15,12 @@ use super::compact::CompactNodeImage;
 use crate::kruise::NodeImageUpdate;
 use crate::shared::access::KeysSent;
 use crate::shared::events::ObjectEvent;
-use crate::shared::node_view::NodeView;
 use crate::shared::objects::Unreadable;
 use crate::shared::outcomes::DispatchOutcome;
-use crate::shared::session::SessionEvent;
 
 /// What the NodeImages react to.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Input {
-    /// All Nodes that exist.
-    Nodes(Vec<NodeView>),
-    /// A Node is new or has changed.
-    Node(NodeView),
-    /// A Node does not exist any more.
-    NodeGone(NodeName),
     /// A list of all NodeImages begins: what is written from now on may be missing in it.
     NodeImagesListing,
     /// All NodeImages that exist.
@@ -42,8 +34,6 @@ pub enum Input {
         /// metadata.uid
         uid: String,
     },
-    /// A session has begun or ended, or has sent a message about a task of a NodeImage.
-    Session(SessionEvent),
     /// A dispatch has ended.
     Dispatched {
         /// The node.

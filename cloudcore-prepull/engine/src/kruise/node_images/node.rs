@@ -17,13 +17,13 @@ use super::reported::ReportedStates;
 use super::requests::RequestQueue;
 use super::shared_parts::SharedParts;
 use super::{Context, Written};
+use crate::fleet::node_view::NodeView;
+use crate::fleet::session::SessionId;
 use crate::kruise::NodeImageUpdate;
 use crate::shared::events::{ObjectEvent, ObjectKind};
-use crate::shared::node_view::NodeView;
 use crate::shared::objects::Unreadable;
 use crate::shared::outcomes::DispatchOutcome;
 use crate::shared::reasons;
-use crate::shared::session::SessionId;
 use write::Writes;
 
 /// The label of nodes that get no NodeImage, as in Kruise.

@@ -25,9 +25,9 @@ use prepull_api::task::{
 use prepull_api::wire::{Hello, OpenPhase, OpenTask, Progress};
 
 use super::*;
+use crate::fleet::session::SessionId;
 use crate::kruise::{NodeImageUpdate, TagKey, TagState};
 use crate::shared::outcomes::DispatchOutcome;
-use crate::shared::session::SessionId;
 
 pub(super) const UID: &str = "0f7c3a51-8a5c-4a3e-9d0b-111111111111";
 
@@ -86,7 +86,7 @@ impl World {
     /// A node with an empty NodeImage, online.
     pub(super) fn new() -> Self {
         let mut world = Self::bare();
-        world.input(Input::Nodes(vec![view(&[("edge", "")])]));
+        world.hear(FleetEvent::Nodes(vec![view(&[("edge", "")])]));
         world.connect(&[]);
         // The first status has been written, and another may follow at once.
         world.pass(Duration::from_secs(1));
@@ -102,8 +102,13 @@ impl World {
         world.object.clone_from(&self.object);
         let objects = world.object.clone().map(|object| Ok(Box::new(object.into())));
         world.images.handle(Input::NodeImages(objects.into_iter().collect()), world.now);
-        world.images.handle(Input::Nodes(vec![view(&[("edge", "")])]), world.now);
+        world.images.hear(FleetEvent::Nodes(vec![view(&[("edge", "")])]), world.now);
         world
+    }
+
+    pub(super) fn hear(&mut self, event: FleetEvent) {
+        self.images.hear(event, self.now);
+        self.settle();
     }
 
     pub(super) fn input(&mut self, input: Input) {
@@ -233,7 +238,7 @@ impl World {
             .map(|(task, phase)| OpenTask { task: task.clone(), phase: *phase, limited: false })
             .collect();
         let hello = Hello { open, ..Hello::default() };
-        self.input(Input::Session(SessionEvent::Up {
+        self.hear(FleetEvent::Session(SessionEvent::Up {
             node: node(),
             session: SessionId(self.session),
             hello: Box::new(hello),
@@ -241,12 +246,12 @@ impl World {
     }
 
     pub(super) fn disconnect(&mut self) {
-        self.input(Input::Session(SessionEvent::Down { node: node(), session: SessionId(self.session) }));
+        self.hear(FleetEvent::Session(SessionEvent::Down { node: node(), session: SessionId(self.session) }));
     }
 
     pub(super) fn receive(&mut self, message: EdgeMessage) {
         let session = SessionId(self.session);
-        self.input(Input::Session(SessionEvent::Message { node: node(), session, message }));
+        self.hear(FleetEvent::Session(SessionEvent::Message { node: node(), session, message }));
     }
 
     pub(super) fn end_task(&mut self, task: &TaskId, image: ImageResult) {

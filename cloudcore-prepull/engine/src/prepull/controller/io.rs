@@ -14,19 +14,11 @@ use crate::prepull::plan::NodePlan;
 use crate::prepull::validate::ValidatedJob;
 use crate::shared::access::KeysSent;
 use crate::shared::events::ObjectEvent;
-use crate::shared::node_view::NodeView;
 use crate::shared::outcomes::{DispatchOutcome, WriteOutcome};
-use crate::shared::session::SessionEvent;
 
 /// What happened.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Input {
-    /// The whole list of Nodes, after which those that are not in it are gone.
-    Nodes(Vec<NodeView>),
-    /// A Node is new or changed.
-    Node(NodeView),
-    /// A Node was deleted.
-    NodeGone(NodeName),
     /// The reports that exist, by job and index: again after each break of their watch.
     ReportsListed(Vec<(JobUid, u32)>),
     /// A report was deleted.
@@ -45,8 +37,6 @@ pub enum Input {
     Job(JobObject),
     /// A job was deleted.
     JobGone(JobUid),
-    /// A session began, brought a message, or ended.
-    Session(SessionEvent),
     /// A dispatch ended.
     Dispatched {
         /// The job of the task.
@@ -82,8 +72,6 @@ pub enum Input {
         #[serde(default)]
         stored: Option<String>,
     },
-    /// Nothing happened but that time has passed.
-    Tick,
 }
 
 /// A write that ended, as in [`Input::Written`].

@@ -27,16 +27,16 @@ use prepull_api::task::{JobUid, NodeName, TaskId, TaskResult};
 use prepull_api::wire::{CloudMessage, OpenTask, Progress, truncate_reason};
 
 use super::{Action, Content, Effects, JobObject, WriteEnd, cancel, rest_of};
+use crate::fleet::in_hand::TaskInHand;
+use crate::fleet::node_view::NodeView;
+use crate::fleet::session::SessionId;
 use crate::prepull::aggregate::{self, OtherSpec, Situation};
 use crate::prepull::plan;
 use crate::prepull::rollout::Reattach;
 use crate::prepull::validate::ValidatedJob;
 use crate::shared::access::{Access, KeysSent};
-use crate::shared::in_hand::TaskInHand;
-use crate::shared::node_view::NodeView;
 use crate::shared::outcomes::DispatchOutcome;
 use crate::shared::reasons;
-use crate::shared::session::SessionId;
 use crate::shared::writes::{Deferred, Pace};
 use crate::sites::Shared;
 

@@ -6,11 +6,11 @@ use prepull_api::task::{JobUid, NodeName, TaskId};
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, OpenPhase};
 
 use super::{Action, Controller, DELETED, OVER, cancel};
+use crate::fleet::in_hand::TaskInHand;
+use crate::fleet::session::{SessionEvent, SessionId};
 use crate::prepull::download::{clock_of, texts_of};
 use crate::shared::access::{Access, KeysSent};
-use crate::shared::in_hand::TaskInHand;
 use crate::shared::outcomes::DispatchOutcome;
-use crate::shared::session::{SessionEvent, SessionId};
 use crate::sites::Shared;
 
 impl Controller {

@@ -8,9 +8,9 @@ use prepull_api::wire::{EdgeMessage, Hello, OpenPhase, OpenTask, Progress};
 use serde_json::json;
 
 use super::*;
+use crate::fleet::session::SessionEvent;
 use crate::prepull::download;
 use crate::shared::outcomes::DispatchOutcome;
-use crate::shared::session::SessionEvent;
 
 mod cancel;
 mod course;
@@ -119,7 +119,7 @@ impl World {
 
     fn boot(&mut self, nodes: &[&str]) {
         self.controller = Controller::default();
-        self.give(Input::Nodes(nodes.iter().map(|name| edge(name)).collect()));
+        self.hear(FleetEvent::Nodes(nodes.iter().map(|name| edge(name)).collect()));
     }
 
     fn stored_reports(&self) -> Vec<ImagePrePullReport> {
@@ -130,6 +130,11 @@ impl World {
             types: None,
         };
         self.reports.values().map(report).collect()
+    }
+
+    fn hear(&mut self, event: FleetEvent) {
+        self.controller.hear(event, self.now);
+        self.settle();
     }
 
     fn give(&mut self, input: Input) {
@@ -234,7 +239,7 @@ impl World {
 
     fn pass(&mut self, millis: i64) {
         self.now = self.now.checked_add(jiff::SignedDuration::from_millis(millis)).unwrap();
-        self.give(Input::Tick);
+        self.settle();
     }
 
     fn up(&mut self, node: &str, open: &[(&str, u32, OpenPhase)]) {
@@ -253,7 +258,7 @@ impl World {
             })
             .collect();
         let hello = Hello { open, ..hello };
-        self.give(Input::Session(SessionEvent::Up {
+        self.hear(FleetEvent::Session(SessionEvent::Up {
             node: node.into(),
             session: SessionId(self.sessions),
             hello: Box::new(hello),
@@ -262,7 +267,7 @@ impl World {
 
     fn says(&mut self, node: &str, message: EdgeMessage) {
         let session = SessionId(self.sessions);
-        self.give(Input::Session(SessionEvent::Message { node: node.into(), session, message }));
+        self.hear(FleetEvent::Session(SessionEvent::Message { node: node.into(), session, message }));
     }
 
     fn ends(&mut self, node: &str, outcome: TaskOutcome) {
@@ -576,7 +581,7 @@ fn a_replaced_session_ends_without_effect() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
     world.up("a", &[]);
-    world.give(Input::Session(SessionEvent::Down { node: "a".into(), session: SessionId(1) }));
+    world.hear(FleetEvent::Session(SessionEvent::Down { node: "a".into(), session: SessionId(1) }));
     world.give(on(&["a"]));
     assert_eq!(world.dispatched, ["a".into()]);
 }
@@ -688,7 +693,7 @@ fn reconnecting_ends_the_wait_for_a_secret() {
     world.secrets = Some("secret s/t could not be read: 500");
     world.give(on(&["a"]));
     let session = SessionId(world.sessions);
-    world.give(Input::Session(SessionEvent::Down { node: "a".into(), session }));
+    world.hear(FleetEvent::Session(SessionEvent::Down { node: "a".into(), session }));
     world.pass(1_000);
     assert_eq!(world.record("a").reason, "offline: its edgecore-prepull is not connected");
     world.secrets = None;

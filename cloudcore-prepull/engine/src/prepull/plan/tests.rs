@@ -11,8 +11,8 @@ use prepull_api::wire::{Key, MAX_REASON};
 use serde_json::{Value, json};
 
 use super::*;
+use crate::fleet::node_view::NodeView;
 use crate::prepull::validate::validate;
-use crate::shared::node_view::NodeView;
 
 fn job(spec: Value) -> ValidatedJob {
     let job = json!({

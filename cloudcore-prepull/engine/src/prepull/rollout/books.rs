@@ -7,9 +7,9 @@ use prepull_api::failure::FailureCode;
 use prepull_api::task::NodeName;
 
 use super::{BUSY, Decision, OFFLINE, REPORT_GRACE, Rollout, Touched, is_missing, is_rechecking};
+use crate::fleet::session::SessionId;
 use crate::prepull::aggregate::in_phase;
 use crate::shared::pacing::Moment;
-use crate::shared::session::SessionId;
 use crate::shared::writes::Start;
 
 impl Rollout {

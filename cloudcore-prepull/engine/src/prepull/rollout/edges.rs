@@ -11,8 +11,8 @@ use prepull_api::task::{NodeName, TaskOutcome, TaskResult};
 use prepull_api::wire::{OpenPhase, Progress};
 
 use super::{Flight, Reattach, Rollout, Touched, record};
+use crate::fleet::session::SessionId;
 use crate::prepull::plan::NodePlan;
-use crate::shared::session::SessionId;
 use crate::shared::writes::Start;
 
 /// How long the API server may take for the write of a start before that is no longer taken from the node's time.

@@ -8,7 +8,7 @@ use prepull_api::failure::FailureCode;
 use prepull_api::task::NodeName;
 
 use super::{Asked, Decision, Rollout, Touched, is_missing, record};
-use crate::shared::node_view::NodeView;
+use crate::fleet::node_view::NodeView;
 
 const CANCELLED: &str = "stopped: the job was cancelled";
 

@@ -127,7 +127,11 @@ fn a_new_leader_waits_for_nodes_that_are_on_their_way() {
     assert_eq!(story.hear_in(17), ["b 1: wait"; 0]);
     story.connect("a");
     story.say("a", &[("1", 10 * MIB, BlobState::Carrying, 5 * MIB)]);
-    assert_eq!(story.hear_in(14), ["b 1: wait", "a 1: carry", "b 1: wait"], "it has half, and c doesn't come");
+    assert_eq!(
+        story.hear_in(14),
+        ["b 1: wait", "a 1: carry", "b 1: wait"],
+        "it has half, and c doesn't come"
+    );
     story.want("b", "2");
     assert_eq!(story.hear_in(2), ["b 2: carry"], "later none is on its way");
 }

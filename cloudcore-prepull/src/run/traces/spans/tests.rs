@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use jiff::Timestamp;
 use opentelemetry::Value;
 use prepull_api::task::{Bytes, ImageOutcome, JobUid, NodeName, TaskId, TaskResult};
-use prepull_engine::shared::in_hand::TaskInHand;
+use prepull_engine::fleet::in_hand::TaskInHand;
 
 use super::*;
 

@@ -6,12 +6,12 @@ use prepull_api::task::{TaskId, TaskOutcome, TaskResult};
 use prepull_api::wire::{OpenPhase, OpenTask, Progress, truncate_reason};
 
 use super::{Pulls, publish_end};
+use crate::fleet::session::SessionId;
 use crate::kruise::node_images::compact::CompactNodeImage;
 use crate::kruise::node_images::effects::NodeEffects;
 use crate::kruise::node_images::tag_pull::{State, TagPull, UNWANTED, is_of_node_image};
 use crate::shared::access::KeysSent;
 use crate::shared::outcomes::DispatchOutcome;
-use crate::shared::session::SessionId;
 
 impl Pulls {
     pub(in super::super) fn image_of(&self, task: &TaskId) -> Option<String> {

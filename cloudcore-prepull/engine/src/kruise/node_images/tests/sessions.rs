@@ -133,8 +133,8 @@ fn messages_of_an_older_session_are_ignored() {
     world.connect(&[(task.clone(), OpenPhase::Running)]);
     world.done.clear();
     let (node, session) = (node(), SessionId(1));
-    world.input(Input::Session(SessionEvent::Up { node: node.clone(), session, hello: Box::default() }));
-    world.input(Input::Session(SessionEvent::Down { node, session }));
+    world.hear(FleetEvent::Session(SessionEvent::Up { node: node.clone(), session, hello: Box::default() }));
+    world.hear(FleetEvent::Session(SessionEvent::Down { node, session }));
     assert_eq!((world.take_dispatched(), world.done.as_slice(), world.slots), (vec![], &[][..], 0));
 }
 
@@ -245,7 +245,7 @@ fn an_unreadable_node_image_is_left_alone() {
     assert!(note.unwrap().ends_with("nothing is done for it: spec.images: invalid type"), "{note:?}");
     assert!(world.done.contains(&Action::NotifyJobs(NodeImageUpdate::Deleted(node()))));
     world.writes.clear();
-    world.input(Input::Node(view(&[("edge", ""), ("zone", "a")])));
+    world.hear(FleetEvent::Node(view(&[("edge", ""), ("zone", "a")])));
     world.pass(Duration::from_secs(60));
     assert_eq!(world.writes, [], "it is not created, nor labelled");
     world.edit(|_| {});
@@ -273,9 +273,9 @@ fn a_node_image_being_deleted_is_gone() {
 fn a_node_missing_from_a_list_is_gone() {
     let mut world = World::new();
     let other = NodeView { name: NodeName::from("edge-2"), ready: false, ..view(&[]) };
-    world.input(Input::Nodes(vec![other, view(&[("edge", "")])]));
+    world.hear(FleetEvent::Nodes(vec![other, view(&[("edge", "")])]));
     assert!(world.object.is_some());
-    world.input(Input::Nodes(Vec::new()));
+    world.hear(FleetEvent::Nodes(Vec::new()));
     assert_eq!(world.object, None);
 }
 
@@ -284,7 +284,7 @@ fn jobs_wait_for_all_node_images() {
     let mut world = World::bare();
     assert!(world.images.has_created_all(), "there is no node");
     world.api = false;
-    world.images.handle(Input::Nodes(vec![view(&[("edge", "")])]), world.now);
+    world.images.hear(FleetEvent::Nodes(vec![view(&[("edge", "")])]), world.now);
     assert!(!world.images.has_created_all());
     world.settle();
     assert!(world.images.has_created_all(), "its creation has failed");

@@ -9,7 +9,7 @@ use super::*;
 fn an_older_list_deletes_no_new_object() {
     let mut world = World::bare();
     world.input(Input::NodeImagesListing);
-    world.input(Input::Nodes(vec![view(&[("edge", "")])]));
+    world.hear(FleetEvent::Nodes(vec![view(&[("edge", "")])]));
     world.connect(&[]);
     world.input(Input::NodeImages(Vec::new()));
     world.pass(Duration::from_secs(2));
@@ -26,13 +26,13 @@ fn an_older_list_deletes_no_new_object() {
 #[test]
 fn a_ready_edge_node_gets_a_node_image() {
     let mut world = World::bare();
-    world.input(Input::Nodes(vec![NodeView { ready: false, ..view(&[("edge", "")]) }]));
+    world.hear(FleetEvent::Nodes(vec![NodeView { ready: false, ..view(&[("edge", "")]) }]));
     assert_eq!(world.writes, [], "not Ready");
-    world.input(Input::Node(view(&[("zone", "a")])));
+    world.hear(FleetEvent::Node(view(&[("zone", "a")])));
     assert_eq!(world.writes, [], "not an edge node");
-    world.input(Input::Node(view(&[("edge", ""), ("type", "virtual-kubelet")])));
+    world.hear(FleetEvent::Node(view(&[("edge", ""), ("type", "virtual-kubelet")])));
     assert_eq!(world.writes, [], "virtual");
-    world.input(Input::Node(view(&[("edge", ""), ("zone", "a")])));
+    world.hear(FleetEvent::Node(view(&[("edge", ""), ("zone", "a")])));
     assert_eq!(world.status(), NodeImageStatus::default());
     assert_eq!(world.object.as_ref().unwrap().metadata.labels.as_ref().unwrap()["zone"], "a");
     let news = |world: &World| {
@@ -44,11 +44,11 @@ fn a_ready_edge_node_gets_a_node_image() {
     };
     assert_eq!(news(&world), [Some("a".to_owned())]);
 
-    world.input(Input::Node(NodeView { ready: false, ..view(&[("edge", ""), ("zone", "b")]) }));
+    world.hear(FleetEvent::Node(NodeView { ready: false, ..view(&[("edge", ""), ("zone", "b")]) }));
     assert_eq!(world.object.as_ref().unwrap().metadata.labels.as_ref().unwrap()["zone"], "b");
     assert_eq!(news(&world), [Some("a".to_owned()), Some("b".to_owned())]);
 
-    world.input(Input::NodeGone(node()));
+    world.hear(FleetEvent::NodeGone(node()));
     assert_eq!(world.object, None);
     assert_eq!(world.done.last(), Some(&Action::NotifyJobs(NodeImageUpdate::Deleted(node()))));
     assert!(world.images.nodes.is_empty(), "nothing is kept of it");

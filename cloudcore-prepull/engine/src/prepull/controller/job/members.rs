@@ -11,11 +11,11 @@ use prepull_api::wire::Progress;
 
 use super::super::Dispatch;
 use super::Nodes;
+use crate::fleet::node_view::NodeView;
 use crate::prepull::plan::{self, NodePlan};
 use crate::prepull::rollout::{self, Rollout, Settings};
 use crate::prepull::validate::{DownloadPolicy, ValidatedJob};
 use crate::shared::access::{Access, KeysSent};
-use crate::shared::node_view::NodeView;
 use crate::sites::Shared;
 
 const NOTHING_TO_SEND: &str =

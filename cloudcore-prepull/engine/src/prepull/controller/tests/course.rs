@@ -208,16 +208,16 @@ fn newly_eligible_nodes_join_a_following_job() {
             NodeView { ready, ..node }
         };
         for (name, ready) in [("in", true), ("later", false)] {
-            world.give(Input::Node(pool(name, ready)));
+            world.hear(FleetEvent::Node(pool(name, ready)));
         }
         for node in ["in", "later", "out", "new"] {
             world.up(node, &[]);
         }
         world.give(with_spec(select.clone(), json!({"followNodes": follow}), 1, None));
         assert_eq!((world.taken(), world.status().skipped_nodes.len()), (vec!["in".to_owned()], 1));
-        world.give(Input::Node(pool("later", true)));
-        world.give(Input::Node(pool("out", true)));
-        world.give(Input::Node(pool("new", true)));
+        world.hear(FleetEvent::Node(pool("later", true)));
+        world.hear(FleetEvent::Node(pool("out", true)));
+        world.hear(FleetEvent::Node(pool("new", true)));
         world.pass(1_000);
         world.pass(1_000);
         let joined: &[&str] = if follow { &["later", "out", "new"] } else { &[] };
@@ -238,7 +238,7 @@ fn two_jobs_take_turns_on_a_node() {
         let hello = Hello { max_tasks: limit, ..Hello::default() };
         let up = SessionEvent::Up { node: "a".into(), session: SessionId(1), hello: Box::new(hello) };
         world.sessions = 1;
-        world.give(Input::Session(up));
+        world.hear(FleetEvent::Session(up));
         let other = |input: Input| match input {
             Input::Job(Ok(mut job)) => {
                 job.metadata.uid = Some("uid-2".to_owned());
@@ -378,7 +378,7 @@ fn a_large_jobs_progress_is_written_rarely() {
             let message = EdgeMessage::Progress(progress);
             let session = SessionId(world.sessions);
             let event = SessionEvent::Message { node: node.as_str().into(), session, message };
-            world.controller.handle(Input::Session(event), world.now);
+            world.controller.hear(FleetEvent::Session(event), world.now);
         }
         world.pass(1_000);
     }
@@ -444,8 +444,8 @@ fn a_retry_uses_the_present_nodes() {
     }
     assert_eq!((world.status().phase, world.taken().len()), (JobPhase::Completed, 3));
     // One goes offline and another one is deleted while no cloudcore runs.
-    world.give(Input::Session(SessionEvent::Down { node: "n0".into(), session: SessionId(1) }));
-    world.give(Input::NodeGone("n1".into()));
+    world.hear(FleetEvent::Session(SessionEvent::Down { node: "n0".into(), session: SessionId(1) }));
+    world.hear(FleetEvent::NodeGone("n1".into()));
     world.give(with_spec(one_by_one, json!({"retry": 1}), 2, None));
     world.pass(1_000);
     assert_eq!(world.taken(), ["n2"]);

@@ -183,7 +183,7 @@ fn an_unseen_change_is_refused_after_failover() {
 #[test]
 fn refused_names_stay_refused_after_failover() {
     let mut world = World::new(&["a", "b", "c"]);
-    world.give(Input::Node(NodeView { ready: false, ..edge("late") }));
+    world.hear(FleetEvent::Node(NodeView { ready: false, ..edge("late") }));
     let of = |names: &[&str]| json!({"nodeNames": names, "concurrency": 5});
     let follow = json!({"followNodes": true});
     world.give(with_spec(of(&["a", "late"]), follow.clone(), 1, None));
@@ -200,7 +200,7 @@ fn refused_names_stay_refused_after_failover() {
         assert_eq!((world.status().summary.desired, world.condition("Valid").0), (1, "False"));
     }
     // One that was skipped at the start may.
-    world.give(Input::Node(edge("late")));
+    world.hear(FleetEvent::Node(edge("late")));
     world.pass(1_000);
     assert_eq!(world.status().summary.desired, 2);
     world.give(with_spec(of(&["a", "late"]), follow, 4, None));

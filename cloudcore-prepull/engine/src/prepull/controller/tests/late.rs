@@ -38,7 +38,7 @@ fn relisting_drops_deleted_jobs() {
 fn relisting_drops_deleted_nodes() {
     let mut world = World::new(&["a", "b"]);
     world.give(on(&["a", "b"]));
-    world.give(Input::Nodes(vec![edge("a")]));
+    world.hear(FleetEvent::Nodes(vec![edge("a")]));
     world.pass(1_000);
     let status = world.status();
     assert_eq!((status.summary.desired, status.skipped_nodes[0].node_name.as_str()), (1, "b"));
@@ -87,8 +87,8 @@ fn messages_of_an_older_session_are_ignored() {
     world.up("a", &[]);
     world.give(on(&["a"]));
     let (node, session) = (NodeName::from("a"), SessionId(1));
-    world.give(Input::Session(SessionEvent::Up { node: node.clone(), session, hello: Box::default() }));
-    world.give(Input::Session(SessionEvent::Down { node, session }));
+    world.hear(FleetEvent::Session(SessionEvent::Up { node: node.clone(), session, hello: Box::default() }));
+    world.hear(FleetEvent::Session(SessionEvent::Down { node, session }));
     assert_eq!((world.dispatched.len(), reasons(&world)), (1, vec![]));
 }
 
@@ -141,7 +141,7 @@ fn both_engines_share_a_nodes_slots() {
         max_tasks: Some(2),
         ..Hello::default()
     };
-    world.give(Input::Session(SessionEvent::Up {
+    world.hear(FleetEvent::Session(SessionEvent::Up {
         node: node.clone(),
         session: SessionId(7),
         hello: Box::new(hello),

@@ -17,7 +17,7 @@ fn a_node_deleted_before_starting_is_skipped() {
         world.give(with_spec(select.clone(), spec.clone(), 1, None));
         let first = world.taken();
         assert_eq!(first, ["n0", "n1"]);
-        world.give(Input::NodeGone("n7".into()));
+        world.hear(FleetEvent::NodeGone("n7".into()));
         world.pass(1_000);
         assert_eq!(summary(&world), (9, 0, 0, 1));
         assert_eq!(world.status().skipped_nodes[0].node_name, "n7");
@@ -28,7 +28,7 @@ fn a_node_deleted_before_starting_is_skipped() {
         world.pass(1_000);
         assert_eq!((world.status().phase, world.taken().len()), (JobPhase::InProgress, 7));
         // It is there again, and joins where nodes may.
-        world.give(Input::Node(edge("n7")));
+        world.hear(FleetEvent::Node(edge("n7")));
         world.pass(1_000);
         world.pass(1_000);
         let joined: &[&str] = if follow { &["n7"] } else { &[] };
@@ -46,7 +46,7 @@ fn a_node_deleted_unseen_is_skipped_once() {
     world.give(job(template.clone(), 1, None));
     world.pass(1_000);
     let before = (world.status().clone(), world.reports.clone());
-    world.give(Input::NodeGone("n2".into()));
+    world.hear(FleetEvent::NodeGone("n2".into()));
     world.pass(2_000);
     assert_eq!(summary(&world), (2, 0, 0, 1));
     // The status was written, the report was not; or neither was.
@@ -69,7 +69,7 @@ fn deleting_waiting_nodes_opens_no_gate() {
     world.give(with_spec(template.clone(), spec.clone(), 1, None));
     assert_eq!(world.taken().len(), 4);
     for node in &nodes[10..] {
-        world.give(Input::NodeGone(node.as_str().into()));
+        world.hear(FleetEvent::NodeGone(node.as_str().into()));
     }
     // Two of the four that have begun may fail, although the wave has become one of two nodes.
     world.ends("n0", TaskOutcome::Failed);
@@ -99,7 +99,7 @@ fn deleting_waiting_nodes_opens_no_gate() {
 fn a_job_without_remaining_nodes_fails() {
     let mut world = World::new(&["a"]);
     world.give(on(&["a"]));
-    world.give(Input::NodeGone("a".into()));
+    world.hear(FleetEvent::NodeGone("a".into()));
     world.pass(1_000);
     assert_eq!((world.status().phase, world.condition("Failed").1), (JobPhase::Failure, "NotStarted"));
     assert!(world.status().reason.contains("deleted"), "{}", world.status().reason);

@@ -95,7 +95,7 @@ fn a_missing_node_survives_a_restart() {
     world.pass(1000);
     assert_eq!((world.status().phase, missing(&world)), (JobPhase::Completed, vec!["ghost"]));
     // A user creates the Node, and asks for a further round.
-    world.give(Input::Node(edge("ghost")));
+    world.hear(FleetEvent::Node(edge("ghost")));
     world.up("ghost", &[]);
     world.dispatched.clear();
     let (second, spec) = template(1);
@@ -150,7 +150,7 @@ fn a_following_job_adopts_missing_nodes() {
     world.give(with_spec(template, json!({"followNodes": true}), 1, None));
     world.pass(1000);
     assert_eq!(missing(&world), ["ghost"]);
-    world.give(Input::Node(edge("ghost")));
+    world.hear(FleetEvent::Node(edge("ghost")));
     world.up("ghost", &[]);
     world.pass(1000);
     assert_eq!(world.dispatched, ["a".into(), "ghost".into()]);
@@ -171,7 +171,7 @@ fn not_ready(name: &str) -> NodeView {
 fn a_job_waits_for_a_ready_node() {
     for leader_changes in [false, true] {
         let mut world = World::new(&[]);
-        world.give(Input::Nodes(vec![not_ready("a"), not_ready("b")]));
+        world.hear(FleetEvent::Nodes(vec![not_ready("a"), not_ready("b")]));
         let wanted = |world: &World| job(names(&["a", "b"]), 1, world.stored.as_ref());
         let object = wanted(&world);
         world.give(object);
@@ -186,17 +186,17 @@ fn a_job_waits_for_a_ready_node() {
         assert_eq!(world.events, ["NoEligibleNodes"]);
         if leader_changes {
             world.controller = Controller::default();
-            world.give(Input::Nodes(vec![not_ready("a"), not_ready("b")]));
+            world.hear(FleetEvent::Nodes(vec![not_ready("a"), not_ready("b")]));
             let object = wanted(&world);
             world.give(object);
         }
         world.up("a", &[]);
         // Another node, or one that stays as it was, is nothing to it.
-        world.give(Input::Node(edge("other")));
-        world.give(Input::Node(not_ready("b")));
+        world.hear(FleetEvent::Node(edge("other")));
+        world.hear(FleetEvent::Node(not_ready("b")));
         world.pass(1000);
         assert_eq!((world.status().phase, world.dispatched.len()), (JobPhase::Init, 0));
-        world.give(Input::Node(edge("a")));
+        world.hear(FleetEvent::Node(edge("a")));
         assert_eq!(world.dispatched, ["a".into()]);
         world.ends("a", TaskOutcome::Succeeded);
         world.pass(1000);
@@ -211,9 +211,9 @@ fn a_job_waits_for_a_ready_node() {
 #[test]
 fn nodes_that_become_ready_together_begin_together() {
     let mut world = World::new(&[]);
-    world.give(Input::Nodes(vec![not_ready("a"), not_ready("b")]));
+    world.hear(FleetEvent::Nodes(vec![not_ready("a"), not_ready("b")]));
     world.give(job(names(&["a", "b"]), 1, None));
-    world.give(Input::Nodes(vec![edge("a"), edge("b")]));
+    world.hear(FleetEvent::Nodes(vec![edge("a"), edge("b")]));
     world.pass(1000);
     assert_eq!((world.status().phase, world.status().summary.desired), (JobPhase::InProgress, 2));
 }
@@ -221,10 +221,10 @@ fn nodes_that_become_ready_together_begin_together() {
 #[test]
 fn a_spec_matching_no_node_is_refused() {
     let mut world = World::new(&[]);
-    world.give(Input::Node(not_ready("a")));
+    world.hear(FleetEvent::Node(not_ready("a")));
     let mut cloud = not_ready("cloud");
     cloud.labels.clear();
-    world.give(Input::Node(cloud));
+    world.hear(FleetEvent::Node(cloud));
     for (generation, nodes) in (1..).zip([["ghost"], ["cloud"]]) {
         world.give(job(names(&nodes), generation, world.stored.as_ref()));
         world.pass(1000);
@@ -235,7 +235,7 @@ fn a_spec_matching_no_node_is_refused() {
     world.pass(1000);
     assert_eq!((world.status().phase, world.condition("Valid").0), (JobPhase::Init, "True"));
     world.give(job(names(&["ghost"]), 4, world.stored.as_ref()));
-    world.give(Input::Node(edge("a")));
+    world.hear(FleetEvent::Node(edge("a")));
     world.pass(1000);
     assert_eq!((world.status().phase, world.dispatched.len()), (JobPhase::Failure, 0));
 }
@@ -243,12 +243,12 @@ fn a_spec_matching_no_node_is_refused() {
 #[test]
 fn a_waiting_job_can_be_cancelled() {
     let mut world = World::new(&[]);
-    world.give(Input::Node(not_ready("a")));
+    world.hear(FleetEvent::Node(not_ready("a")));
     world.give(job(names(&["a", "ghost"]), 1, None));
     world.pass(1000);
     let cancelled = with_spec(names(&["a", "ghost"]), json!({"cancel": true}), 2, world.stored.as_ref());
     world.give(cancelled);
-    world.give(Input::Node(edge("a")));
+    world.hear(FleetEvent::Node(edge("a")));
     world.up("a", &[]);
     world.pass(1000);
     assert_eq!((world.status().phase, world.condition("Failed")), (JobPhase::Failure, ("True", "Cancelled")));
@@ -267,6 +267,6 @@ fn a_named_node_is_considered_on_appearing() {
     world.pass(1000);
     world.dispatched.clear();
     // Its edge is connected already, so nothing else happens to the job.
-    world.give(Input::Node(edge("ghost")));
+    world.hear(FleetEvent::Node(edge("ghost")));
     assert_eq!(world.dispatched, ["ghost".into()]);
 }

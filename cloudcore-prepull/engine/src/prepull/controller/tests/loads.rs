@@ -36,7 +36,7 @@ fn a_lean_job_yields_no_status() {
 impl World {
     fn restart_unread(&mut self, nodes: &[String]) {
         self.controller = Controller::default();
-        self.give(Input::Nodes(nodes.iter().map(|name| edge(name)).collect()));
+        self.hear(FleetEvent::Nodes(nodes.iter().map(|name| edge(name)).collect()));
     }
 }
 
@@ -69,7 +69,7 @@ fn what_the_watch_says_late_undoes_nothing() {
 fn a_write_replaces_the_last_stored_version() {
     let mut controller = Controller::default();
     let now = Timestamp::from_second(1_000_000).unwrap();
-    controller.handle(Input::Nodes(vec![edge("n0")]), now);
+    controller.hear(FleetEvent::Nodes(vec![edge("n0")]), now);
     let mut wanted = object(job(json!({"nodeNames": ["n0"]}), 1, None));
     wanted.as_mut().unwrap().metadata.resource_version = Some("5".to_owned());
     controller.handle(Input::Job(wanted), now);

@@ -67,7 +67,7 @@ fn deleting_or_editing_a_job_unpins() {
     world.give(job_with(json!({"pin": false}), 3, None));
     assert_eq!(world.unpinned(), ["a: uid-1", "b: uid-1"]);
     world.give(job_with(pinned(), 4, None));
-    world.give(Input::Session(SessionEvent::Down { node: "b".into(), session: SessionId(2) }));
+    world.hear(FleetEvent::Session(SessionEvent::Down { node: "b".into(), session: SessionId(2) }));
     world.give(Input::JobGone(JobUid(UID.to_owned())));
     assert_eq!(world.unpinned(), ["a: uid-1"]);
     // Jobs without pins are none of their business.

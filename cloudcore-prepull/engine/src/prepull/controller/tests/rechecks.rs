@@ -88,7 +88,7 @@ fn what_was_removed_is_found_and_retried() {
 fn nodes_without_an_answer_keep_their_result() {
     let (mut world, nodes) = pulled(4);
     let session = SessionId(world.sessions - 3);
-    world.give(Input::Session(SessionEvent::Down { node: "n0".into(), session }));
+    world.hear(FleetEvent::Session(SessionEvent::Down { node: "n0".into(), session }));
     world.sent.clear();
     world.give(wanted(&world, &nodes, json!({"recheck": 1}), 2));
     world.pass(1_000);
@@ -216,7 +216,7 @@ fn a_recheck_finds_images_from_before_relabelling() {
     world.all_end(&nodes, TaskOutcome::Succeeded);
     let mut relabelled = edge("n0");
     relabelled.labels.insert("region".to_owned(), "x".to_owned());
-    world.give(Input::Node(relabelled));
+    world.hear(FleetEvent::Node(relabelled));
     world.pulls.clear();
     world.give(wanted(&world, &nodes, spec(1), 2));
     world.pass(1_000);
@@ -227,10 +227,10 @@ fn a_recheck_finds_images_from_before_relabelling() {
 fn a_deleted_node_keeps_its_result() {
     let (mut world, nodes) = pulled(2);
     let session = SessionId(world.sessions);
-    world.give(Input::Session(SessionEvent::Down { node: "n1".into(), session }));
+    world.hear(FleetEvent::Session(SessionEvent::Down { node: "n1".into(), session }));
     world.give(wanted(&world, &nodes, json!({"recheck": 1}), 2));
     world.pass(1_000);
-    world.give(Input::NodeGone("n1".into()));
+    world.hear(FleetEvent::NodeGone("n1".into()));
     world.says("n0", answer(2, there()));
     world.pass(1_000);
     assert_eq!((world.status().phase, found(&world)), (JobPhase::Completed, (1, 0, 1)));

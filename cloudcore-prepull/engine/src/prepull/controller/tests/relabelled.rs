@@ -25,7 +25,7 @@ fn spec(retry: u32) -> serde_json::Value {
 fn relabelling_affects_only_the_next_attempt() {
     let template = json!({"nodeNames": ["n"], "failureTolerate": "0", "images": ["app:v1", "db:v1"]});
     let mut world = World::new(&[]);
-    world.give(Input::Node(in_region("n", "a")));
+    world.hear(FleetEvent::Node(in_region("n", "a")));
     world.up("n", &[]);
     world.give(with_spec(template.clone(), spec(0), 1, None));
     world.pass(1_000);
@@ -34,7 +34,7 @@ fn relabelling_affects_only_the_next_attempt() {
     let stored = world.status().clone();
     world.boot(&[]);
     world.pulls.clear();
-    world.give(Input::Node(in_region("n", "b")));
+    world.hear(FleetEvent::Node(in_region("n", "b")));
     world.give(with_spec(template.clone(), spec(0), 1, Some(&stored)));
     world.up("n", &[(UID, 1, OpenPhase::NeedsKeys)]);
     assert_eq!(world.pulls, sent);

@@ -85,7 +85,7 @@ fn late_eligible_nodes_use_no_retry() {
         node
     };
     let mut world = World::new(&[]);
-    world.give(Input::Node(pool("first")));
+    world.hear(FleetEvent::Node(pool("first")));
     world.up("first", &[]);
     world.give(with_spec(select.clone(), spec(1), 1, None));
     world.ends("first", TaskOutcome::Succeeded);
@@ -93,8 +93,8 @@ fn late_eligible_nodes_use_no_retry() {
     assert_eq!((world.status().phase, world.taken().len()), (JobPhase::Completed, 1));
     let ended = world.status().clone();
     world.restart(&[]);
-    world.give(Input::Node(pool("first")));
-    world.give(Input::Node(pool("new")));
+    world.hear(FleetEvent::Node(pool("first")));
+    world.hear(FleetEvent::Node(pool("new")));
     world.give(with_spec(select.clone(), spec(1), 1, Some(&ended)));
     world.up("new", &[]);
     world.pass(2_000);
@@ -173,7 +173,7 @@ fn no_round_begins_without_startable_nodes() {
     let template = json!({"nodeNames": nodes, "concurrency": 2, "failureTolerate": "1"});
     let spec = |retry| json!({"retry": retry});
     world.give(with_spec(template.clone(), spec(1_000), 1, None));
-    world.give(Input::NodeGone("n0".into()));
+    world.hear(FleetEvent::NodeGone("n0".into()));
     world.ends("n1", TaskOutcome::Succeeded);
     world.ends("n0", TaskOutcome::Failed);
     world.pass(1_000);

@@ -156,7 +156,7 @@ impl World {
         let controller = Controller::with_report_capacity(2);
         self.restart(nodes);
         self.controller = controller;
-        self.give(Input::Nodes(nodes.iter().map(|name| edge(name)).collect()));
+        self.hear(FleetEvent::Nodes(nodes.iter().map(|name| edge(name)).collect()));
         for node in nodes {
             self.up(node, &[]);
         }
@@ -241,21 +241,21 @@ fn a_run_without_a_ready_node_waits() {
     world.give(job(of(&nodes, "app:1"), 1, None));
     world.pass(1_000);
     world.all_succeed(&nodes);
-    world.give(Input::Node(NodeView { ready: false, ..edge("n0") }));
+    world.hear(FleetEvent::Node(NodeView { ready: false, ..edge("n0") }));
     world.give(job(of(&nodes, "app:2"), 2, None));
     world.pass(1_000);
     assert_eq!((world.status().phase, world.ends_of()), (JobPhase::Init, ["False"; 3]));
     for leader_changes in [false, true] {
         if leader_changes {
             world.boot(&[]);
-            world.give(Input::Node(NodeView { ready: false, ..edge("n0") }));
+            world.hear(FleetEvent::Node(NodeView { ready: false, ..edge("n0") }));
             let stored = world.stored.clone();
             world.give(job(of(&nodes, "app:2"), 2, stored.as_ref()));
             world.pass(1_000);
         }
         assert_eq!((world.status().phase, world.images.len()), (JobPhase::Init, 1));
     }
-    world.give(Input::Node(edge("n0")));
+    world.hear(FleetEvent::Node(edge("n0")));
     world.up("n0", &[]);
     world.pass(1_000);
     assert_eq!((world.status().phase, world.images.len()), (JobPhase::InProgress, 2));

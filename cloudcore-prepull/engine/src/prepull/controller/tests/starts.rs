@@ -138,7 +138,7 @@ fn a_repeated_unrecorded_start_happens_once() {
 fn a_repeated_start_waits_for_its_own_record() {
     // A start that is put back keeps its slot and its place in the wave until that is recorded: those of n1 are free.
     let (mut world, nodes) = fleet(2);
-    world.give(Input::Session(SessionEvent::Down { node: "n1".into(), session: SessionId(2) }));
+    world.hear(FleetEvent::Session(SessionEvent::Down { node: "n1".into(), session: SessionId(2) }));
     let spec = |suspend, generation| {
         let template = json!({"nodeNames": nodes, "concurrency": 2});
         with_spec(template, json!({"suspend": suspend}), generation, None)

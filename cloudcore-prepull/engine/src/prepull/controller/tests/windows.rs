@@ -39,10 +39,10 @@ impl World {
         let end: Timestamp = format!("1970-01-12T{time}Z").parse().unwrap();
         while let Some(next) = self.controller.next_wakeup().filter(|next| *next <= end) {
             self.now = self.now.max(next);
-            self.give(Input::Tick);
+            self.settle();
         }
         self.now = end;
-        self.give(Input::Tick);
+        self.settle();
     }
 }
 
@@ -226,12 +226,15 @@ fn a_returning_edge_gets_changed_terms() {
         world.sessions += 1;
         let open = vec![OpenTask { task: task(), phase: OpenPhase::Running, limited }];
         let (session, hello) = (SessionId(world.sessions), Box::new(Hello { open, ..Hello::default() }));
-        world.give(Input::Session(SessionEvent::Up { node: "n0".into(), session, hello }));
+        world.hear(FleetEvent::Session(SessionEvent::Up { node: "n0".into(), session, hello }));
         (world.taken(), world.terms.last().unwrap().max_rate.is_some())
     };
     let told = vec!["n0".to_owned()];
     assert_eq!(back(&mut world, true), (told.clone(), true), "it may know an older limit");
-    world.give(Input::Session(SessionEvent::Down { node: "n0".into(), session: SessionId(world.sessions) }));
+    world.hear(FleetEvent::Session(SessionEvent::Down {
+        node: "n0".into(),
+        session: SessionId(world.sessions),
+    }));
     world.give(job_with(&nodes, json!({}), 2, None));
     assert_eq!(world.taken(), Vec::<String>::new(), "it is away");
     assert_eq!(back(&mut world, true), (told, false));
@@ -252,7 +255,7 @@ fn no_edge_lengthens_the_time_it_has() {
         if leader_changes {
             let stored = world.stored.clone();
             world.boot(&[]);
-            world.give(Input::Node(edge("n0")));
+            world.hear(FleetEvent::Node(edge("n0")));
             world.give(job_with(&nodes, json!({}), 1, stored.as_ref()));
         }
         world.up_with("n0", &[(UID, 1, OpenPhase::Running)], barely_open());
@@ -300,10 +303,10 @@ fn own_windows_add_a_week_at_most() {
         let end: Timestamp = time.parse().unwrap();
         while let Some(next) = world.controller.next_wakeup().filter(|next| *next <= end) {
             world.now = world.now.max(next);
-            world.give(Input::Tick);
+            world.settle();
         }
         world.now = end;
-        world.give(Input::Tick);
+        world.settle();
         world.phase_of("n0")
     };
     assert_eq!(phase_at("1970-01-18T03:00:01Z"), NodePhase::InProgress);

@@ -84,7 +84,7 @@ fn selecting_by_self_set_labels_is_warned_about() {
             node.labels.insert(label.to_owned(), "x".to_owned());
         }
         let mut world = World::new(&[]);
-        world.give(Input::Node(node));
+        world.hear(FleetEvent::Node(node));
         let spec = json!({"imagePrePullOverriders": overriders});
         world.give(with_spec(template, spec, 1, None));
         let status = world.status();
