@@ -1,4 +1,4 @@
-//! What happens to nodes and their sessions. It concerns every part of the engine.
+//! Events of nodes and of their sessions, which concern every part of the engine.
 
 use prepull_api::task::NodeName;
 use serde::{Deserialize, Serialize};
