@@ -33,7 +33,7 @@ use refused::Refused;
 const METADATA_ONLY: &str =
     "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json;q=0.9";
 
-/// Reports that are written at a time, of some 100 KiB each: the API server has two cores' worth of work with them.
+/// Reports that are written at a time, of some 100 KiB each: more would wait in the API server, and hold their bytes here.
 const REPORTS: usize = 16;
 
 /// Of the answers only the metadata is read: the rest was just sent.
@@ -87,6 +87,11 @@ impl Writer {
         content: &Content,
     ) -> Written {
         let object = content.object();
+        // Before the time of the write begins. The semaphore is never closed.
+        let _permit = match content {
+            Content::Report(_) => self.permits.acquire().await.ok(),
+            Content::Status(_) => None,
+        };
         match object_write::in_time(self.write_or_reread(job, name, replaces, content)).await {
             Ok(written) => {
                 debug!(job = name, ?object, outcome = ?written.outcome, "written");
@@ -170,7 +175,6 @@ impl Writer {
     ) -> Result<Option<String>, Error> {
         let params = post_params();
         let exists = version.is_some();
-        let _permit = self.permits.acquire().await;
         let bytes = serde_json::to_vec(&report_object(job, name, version.map(str::to_owned), body))
             .map_err(Error::SerdeError)?;
         let request = kube::core::Request::new(self.reports().resource_url());

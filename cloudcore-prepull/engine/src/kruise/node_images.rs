@@ -102,7 +102,7 @@ impl NodeImages {
     }
 
     /// Takes an input in. The actions that follow from it come out of [`Self::flush`].
-    /// Of sessions, only messages about tasks of NodeImages.
+    /// Of a session's messages only those about tasks of NodeImages.
     pub(crate) fn hear(&mut self, event: FleetEvent, now: Timestamp) {
         match event {
             FleetEvent::Nodes(nodes) => self.replace_nodes(nodes, now),

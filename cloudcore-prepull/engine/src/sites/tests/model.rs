@@ -146,6 +146,12 @@ impl World {
     fn all(&self) -> u64 {
         self.sizes.iter().sum()
     }
+
+    /// The uplink has carried at most this part of all blobs, in percent.
+    fn check_uplink(&self, seed: u64, percent: u64) {
+        let (carried, all) = (self.uplink, self.all());
+        assert!(carried * 100 <= all * percent, "seed {seed}: {carried} of {all}\n{}", self.trace.join("\n"));
+    }
 }
 
 fn check_faults(seed: u64) {
@@ -278,7 +284,7 @@ fn in_peace_the_uplink_carries_each_blob_once() {
         let mut world = World::new(seed, 2);
         world.begin();
         let took = world.run(PEACE, &format!("seed {seed}"));
-        assert!(world.uplink * 100 <= world.all() * 106, "seed {seed}: {} of {}", world.uplink, world.all());
+        world.check_uplink(seed, 106);
         assert!(took <= world.all() / UPLINK * 13 / 10 + 30, "seed {seed}: {took} s");
     }
 }
@@ -299,8 +305,7 @@ fn agents_that_restart_carry_nothing_twice() {
             }
             assert!(world.second < 10 * PEACE, "seed {seed}");
         }
-        let (carried, all) = (world.uplink, world.all());
-        assert!(carried * 100 <= all * 110, "seed {seed}: {carried} of {all}\n{}", world.trace.join("\n"));
+        world.check_uplink(seed, 110);
     }
 }
 
@@ -318,8 +323,7 @@ fn a_cloud_that_was_away_carries_nothing_twice() {
             world.be_away(away);
             assert!(world.second < 10 * PEACE, "seed {seed}");
         }
-        let (carried, all) = (world.uplink, world.all());
-        assert!(carried * 100 <= all * 110, "seed {seed}: {carried} of {all}\n{}", world.trace.join("\n"));
+        world.check_uplink(seed, 110);
     }
 }
 
@@ -342,12 +346,6 @@ fn a_slow_link_with_interruptions_carries_little_twice() {
             }
             assert!(world.second < 10 * third + 3600, "seed {seed}");
         }
-        assert!(
-            world.uplink * 100 <= world.all() * 110,
-            "seed {seed}: {} of {}\n{}",
-            world.uplink,
-            world.all(),
-            world.trace.join("\n")
-        );
+        world.check_uplink(seed, 110);
     }
 }
