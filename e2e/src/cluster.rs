@@ -5,6 +5,7 @@ mod dump;
 mod existing;
 mod objects;
 mod pool;
+mod restore;
 mod server;
 mod sweep;
 
@@ -71,11 +72,20 @@ pub(crate) struct Hold(#[expect(dead_code, reason = "held until the end")] Arc<S
 
 impl Cluster {
     /// Returns a cluster with the minimum that cloudcore-prepull needs: that of `PREPULL_E2E_KUBECONFIG`, or one that
-    /// the tests of this run share (`PREPULL_E2E_POOL`), or a new one. A test that stops the API server, or changes
-    /// definitions or rights, needs [`Self::own`] instead.
+    /// the tests of this run share (`PREPULL_E2E_POOL`), or a new one. A test that changes definitions, rights or
+    /// admission needs [`Self::for_changes`] instead, and one that stops the API server [`Self::own`].
     pub async fn start() -> Result<Self> {
+        Self::shared_or_own(false).await
+    }
+
+    /// Returns a cluster like [`Self::start`], whose definitions, rights and admission the test may change.
+    pub async fn for_changes() -> Result<Self> {
+        Self::shared_or_own(true).await
+    }
+
+    async fn shared_or_own(changes: bool) -> Result<Self> {
         match std::env::var_os("PREPULL_E2E_POOL") {
-            Some(pool) if lent().is_none() => Self::shared(Path::new(&pool)).await,
+            Some(pool) if lent().is_none() => Self::shared(Path::new(&pool), changes).await,
             _ => Self::own().await,
         }
     }
@@ -143,11 +153,12 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Takes a cluster of the pool in this directory, without leftovers of the previous test: see [`pool`].
-    pub async fn shared(pool: &Path) -> Result<Self> {
+    /// Takes a cluster of the pool in this directory, without leftovers of the previous test: see [`pool`]. `changes`: the
+    /// test may change definitions, rights and admission.
+    pub async fn shared(pool: &Path, changes: bool) -> Result<Self> {
         install_crypto();
         let place = Place::here()?;
-        let turn = pool::Turn::take(pool).await?;
+        let turn = pool::Turn::take(pool, changes).await?;
         turn.link_logs(place.logs())?;
         let kubeconfig = turn.kubeconfig("admin");
         Ok(Self {

@@ -183,7 +183,7 @@ async fn ten_thousand_names_keep_the_object_small() -> Result<()> {
 #[tokio::test]
 async fn an_unreadable_object_fails_alone() -> Result<()> {
     let registry = Registry::start().await?;
-    let cluster = Cluster::own().await?; // its definition is changed
+    let cluster = Cluster::for_changes().await?; // its definition is changed
     let cloud = Cloud::start(&cluster).await?;
     let stage = Stage::around(cluster, cloud, &["edge-1"]).await?;
     let reference = registry.seed(&Image::small("good")?, "team/good:v1")?;

@@ -92,7 +92,7 @@ async fn a_running_job_makes_way() -> Result<()> {
 
 #[tokio::test]
 async fn an_older_cloud_is_named() -> Result<()> {
-    let cluster = Cluster::own().await?;
+    let cluster = Cluster::for_changes().await?;
     let job = cluster.job("night").images(["nginx:1.25"]).on(["edge-1"]);
     let job = job.spec(|spec| spec.suspend = true).apply().await?;
     // The definition of a version before these fields.

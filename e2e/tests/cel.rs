@@ -320,7 +320,7 @@ fn rights_of_ann() -> String {
 
 #[tokio::test]
 async fn a_job_names_only_secrets_of_its_author() -> Result<()> {
-    let cluster = Cluster::own().await?;
+    let cluster = Cluster::for_changes().await?;
     if !is_since(&cluster, 30).await? {
         return Ok(());
     }
@@ -402,7 +402,7 @@ async fn a_job_names_only_secrets_of_its_author() -> Result<()> {
 
 #[tokio::test]
 async fn removals_and_upgrades_take_a_right() -> Result<()> {
-    let cluster = Cluster::own().await?;
+    let cluster = Cluster::for_changes().await?;
     if !is_since(&cluster, 30).await? {
         return Ok(());
     }

@@ -29,7 +29,7 @@ async fn one(person: &Client, name: &str) -> Result<Edge> {
 #[tokio::test]
 #[allow(clippy::too_many_lines, reason = "one story, of one cluster")]
 async fn only_readers_of_edges_see_them() -> Result<()> {
-    let cluster = Cluster::own().await?;
+    let cluster = Cluster::for_changes().await?;
     let (first_network, second_network) = (Network::new().await?, Network::new().await?);
     let (first_address, second_address) = (first_network.uplink().await?, second_network.uplink().await?);
     let mut first = Cloud::start(&cluster).within(&first_network).standby().await?;

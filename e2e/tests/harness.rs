@@ -2,7 +2,7 @@
 
 #![allow(clippy::expect_used, clippy::print_stdout)]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use prepull_e2e::cleanup::Child;
 use prepull_e2e::prelude::*;
 use prepull_e2e::proxy::Record;
 use prepull_e2e::reaper;
+use serde_json::{Value, json};
 
 #[tokio::test]
 async fn a_cluster_keeps_its_data_over_a_restart() -> Result<()> {
@@ -91,7 +92,7 @@ async fn a_shared_cluster_is_empty_for_the_next_test() -> Result<()> {
     let own = tempfile::tempdir_in(&pool)?.keep();
     std::os::unix::fs::symlink(pool.join("reaper"), own.join("reaper"))?;
 
-    let first = Cluster::shared(&own).await?;
+    let first = Cluster::shared(&own, false).await?;
     let server = first.kubeconfig().to_owned();
     ensure!(first.stop_api().is_err(), "it is not this test's to stop");
     first.install_kruise().await?;
@@ -110,7 +111,7 @@ async fn a_shared_cluster_is_empty_for_the_next_test() -> Result<()> {
     ensure!(!own.join("0/idle").exists(), "a cloud still writes to it");
     drop(cloud);
 
-    let second = Cluster::shared(&own).await?;
+    let second = Cluster::shared(&own, false).await?;
     assert_eq!(second.kubeconfig(), server);
     let left = second.kubectl(&["get", "nodes,ippj,ippr,nodeimages", "-o", "name"]).await?;
     assert_eq!(left, "");
@@ -126,9 +127,40 @@ async fn a_shared_cluster_is_empty_for_the_next_test() -> Result<()> {
 
     // No other test gets the server of a running test, nor that of a killed one.
     ensure!(!own.join("0/idle").exists(), "it is marked as idle while a test has it");
-    let third = Cluster::shared(&own).await?;
+    let third = Cluster::shared(&own, false).await?;
     ensure!(third.kubeconfig() != server, "two tests have the same server");
-    Ok(())
+    drop(second);
+
+    changes_are_undone(&own).await
+}
+
+/// A test that changes definitions, rights and admission leaves the next one a server that is like a new one.
+async fn changes_are_undone(pool: &Path) -> Result<()> {
+    let first = Cluster::shared(pool, true).await?;
+    let server = first.kubeconfig().to_owned();
+    let reports = "imageprepullreports.operations.kubeedge.io";
+    first.kubectl(&["delete", "crd", reports]).await?;
+    let jobs = "imageprepulljobs.operations.kubeedge.io";
+    let schema = "/spec/versions/0/schema/openAPIV3Schema/properties/spec";
+    let anything = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
+    let patch = json!([{"op": "replace", "path": schema, "value": anything}]).to_string();
+    first.kubectl(&["patch", "crd", jobs, "--type=json", "-p", &patch]).await?;
+    let namespace = ["-n", prepull_e2e::cluster::NAMESPACE];
+    first.kubectl(&[&namespace[..], &["delete", "role", "cloudcore-prepull-leader-label"]].concat()).await?;
+    first.kubectl(&[&namespace[..], &["create", "quota", "none", "--hard=count/secrets=0"]].concat()).await?;
+    drop(first);
+
+    let second = Cluster::shared(pool, false).await?;
+    assert_eq!(second.kubeconfig(), server);
+    second.kubectl(&["get", "ippr"]).await?;
+    let crd = second.kubectl(&["get", "crd", jobs, "-o", "json"]).await?;
+    ensure!(serde_json::from_str::<Value>(&crd)?.pointer(schema) != Some(&anything), "{crd}");
+    for kind in ["role/cloudcore-prepull-leader-label", "quota"] {
+        let found = second.kubectl(&[&namespace[..], &["get", kind, "-o", "name"]].concat()).await?;
+        assert_eq!(found.is_empty(), kind == "quota", "{found}");
+    }
+    let cloud = Cloud::start(&second).standby().await?;
+    cloud.leads(SOON).await
 }
 
 #[tokio::test]

@@ -102,7 +102,7 @@ async fn the_secrets_of_a_job_are_immutable() -> Result<()> {
 #[tokio::test]
 async fn an_unreadable_object_harms_no_other() -> Result<()> {
     let registry = Registry::start().await?;
-    let cluster = Cluster::own().await?; // its definitions are changed
+    let cluster = Cluster::for_changes().await?; // its definitions are changed
     cluster.install_kruise().await?;
     let cloud = Cloud::with_kruise(&cluster).await?;
     let stage = Stage::around(cluster, cloud, &["edge-1", "edge-2"]).await?;
@@ -243,7 +243,7 @@ async fn beside_kruises_controller_its_api_is_off() -> Result<()> {
 
 #[tokio::test]
 async fn kubectl_explains_fields_and_accepts_samples() -> Result<()> {
-    let cluster = Cluster::own().await?;
+    let cluster = Cluster::for_changes().await?;
     let folder = |name: &str| parts::workspace().join(name).display().to_string();
     let apply = async |name: &str| cluster.kubectl(&["apply", "--validate=false", "-k", &folder(name)]).await;
     apply("manifests/kruise").await?;

@@ -34,7 +34,7 @@ async fn waits(cloud: &Cloud, words: &[&str]) -> Result<()> {
 
 #[tokio::test]
 async fn beside_kubeedge_nothing_is_done() -> Result<()> {
-    let cluster = Cluster::own().await?;
+    let cluster = Cluster::for_changes().await?;
     cluster.namespace("kubeedge").await?;
     let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "kubeedge");
     maps.create(&PostParams::default(), &serde_json::from_value(configuration(true))?).await?;

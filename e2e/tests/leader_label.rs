@@ -183,7 +183,7 @@ async fn a_restarted_container_loses_the_label() -> Result<()> {
 
 #[tokio::test]
 async fn a_missing_right_to_label_is_named() -> Result<()> {
-    let cluster = Cluster::own().await?;
+    let cluster = Cluster::for_changes().await?;
     cluster.kubectl(&["-n", NAMESPACE, "delete", "role", "cloudcore-prepull-leader-label"]).await?;
     let pods = Pods::start(cluster).await?;
     // The probes of earlier manifests: /readyz of the leader doesn't depend on it.

@@ -89,7 +89,7 @@ async fn each_role_checks_alone(cluster: &Cluster) -> Result<()> {
 
 #[tokio::test]
 async fn a_person_sees_edges_and_problems() -> Result<()> {
-    let cluster = Cluster::own().await?;
+    let cluster = Cluster::for_changes().await?;
     let network = Network::new().await?;
     let address = network.uplink().await?;
     let mut cloud = Cloud::start(&cluster).within(&network).replica().await?;

@@ -239,7 +239,7 @@ async fn a_pause_frees_the_uplink_and_keeps_bytes() -> Result<()> {
 
 #[tokio::test]
 async fn a_plan_needs_no_job_and_no_right_to_secrets() -> Result<()> {
-    let cluster = Cluster::own().await?;
+    let cluster = Cluster::for_changes().await?;
     cluster.edge_nodes(&["edge-1", "edge-2"]).await?;
     cluster.registry_secret("shop", "harbor", &[("harbor.example", "alice", &password("alice"))]).await?;
     cluster.apply_file(&workspace().join("manifests/kubectl-prepull/rbac.yaml")).await?;
@@ -379,7 +379,7 @@ async fn failures_come_from_a_jobs_reports() -> Result<()> {
 
 #[tokio::test]
 async fn each_role_does_what_it_says() -> Result<()> {
-    let cluster = Cluster::own().await?;
+    let cluster = Cluster::for_changes().await?;
     let _cloud = cloud_with_a_waiting_node(&cluster).await?;
     cluster.apply_file(&workspace().join("manifests/kubectl-prepull/rbac.yaml")).await?;
     for (kind, role) in [

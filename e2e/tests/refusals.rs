@@ -9,7 +9,7 @@ use serde_json::json;
 
 #[tokio::test]
 async fn refusals_of_the_api_server_are_one_sentence() -> Result<()> {
-    let cluster = Cluster::own().await?;
+    let cluster = Cluster::for_changes().await?;
     let _cloud = Cloud::start(&cluster).await?;
     let me = Person::new(cluster.kubeconfig());
 
@@ -59,7 +59,7 @@ async fn refusals_of_the_api_server_are_one_sentence() -> Result<()> {
 
 #[tokio::test]
 async fn a_conflict_and_an_old_login_are_named() -> Result<()> {
-    let cluster = Cluster::own().await?;
+    let cluster = Cluster::for_changes().await?;
     cluster.kubectl(&["-n", "default", "create", "secret", "generic", "harbor"]).await?;
     let me = Person::new(cluster.kubeconfig());
     let secrets: Api<Secret> = Api::namespaced(cluster.client(), "default");

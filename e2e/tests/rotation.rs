@@ -296,7 +296,7 @@ async fn a_ca_in_files_is_replaced() -> Result<()> {
 
 #[tokio::test]
 async fn making_tokens_needs_no_ca_key() -> Result<()> {
-    let cluster = Cluster::own().await?;
+    let cluster = Cluster::for_changes().await?;
     let cloud = Cloud::start(&cluster).await?;
     let manifest = workspace().join("manifests/cloudcore-prepull/optional/token-admin.yaml");
     cluster.apply_file(&manifest).await?;

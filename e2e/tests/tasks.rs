@@ -83,7 +83,7 @@ struct PageWorld {
 
 impl PageWorld {
     async fn start() -> Result<Self> {
-        let cluster = Cluster::own().await?;
+        let cluster = Cluster::for_changes().await?;
         let (cloud, network) =
             services::with_edges_listed(&cluster, Cloud::start(&cluster).replica()).await?;
         let registry =

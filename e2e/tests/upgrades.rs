@@ -74,7 +74,7 @@ async fn carries_out_a_job(cluster: &Cluster, fleet: &Fleet) -> Result<()> {
 
 #[tokio::test]
 async fn a_definition_missing_at_start_is_named() -> Result<()> {
-    let cluster = Cluster::own().await?;
+    let cluster = Cluster::for_changes().await?;
     remove_definition(&cluster).await?;
     let says = [&format!("the definition {REPORTS} is missing"), "kubectl apply -f manifests/crds"];
     starts_after_the_repair(&cluster, &says, DEFINITION).await
@@ -104,7 +104,7 @@ async fn serve_older_definition(cluster: &Cluster) -> Result<()> {
 
 #[tokio::test]
 async fn an_older_definition_is_named() -> Result<()> {
-    let cluster = Cluster::own().await?;
+    let cluster = Cluster::for_changes().await?;
     serve_older_definition(&cluster).await?;
     let says = [JOBS, "drops spec.verify, spec.windows: kubectl apply -f manifests/crds"];
     starts_after_the_repair(&cluster, &says, JOB_DEFINITION).await
@@ -112,7 +112,7 @@ async fn an_older_definition_is_named() -> Result<()> {
 
 #[tokio::test]
 async fn a_leader_stops_under_an_older_definition() -> Result<()> {
-    let cluster = Cluster::own().await?;
+    let cluster = Cluster::for_changes().await?;
     let cloud = Cloud::start(&cluster).standby().await?;
     cloud.leads(SOON).await?;
     let fleet = Fleet::start(&cluster, &cloud, EDGES).await?;
@@ -131,7 +131,7 @@ async fn a_leader_stops_under_an_older_definition() -> Result<()> {
 /// Installs a definition that has every field, and refuses a phase that we write.
 #[tokio::test]
 async fn a_status_that_is_refused_is_explained() -> Result<()> {
-    let cluster = Cluster::own().await?;
+    let cluster = Cluster::for_changes().await?;
     let cloud = Cloud::start(&cluster).await?;
     let fleet = Fleet::start(&cluster, &cloud, 1).await?;
     let most = "status/properties/summary/properties/desired/maximum";
@@ -149,7 +149,7 @@ async fn a_status_that_is_refused_is_explained() -> Result<()> {
 
 #[tokio::test]
 async fn a_right_missing_at_start_is_named() -> Result<()> {
-    let cluster = Cluster::own().await?;
+    let cluster = Cluster::for_changes().await?;
     rights_to_reports(&cluster, &[]).await?;
     let says = [
         "a right is missing: User ",
@@ -187,7 +187,7 @@ async fn a_standby_waits_for(cluster: &Cluster, leader: &Cloud, says: &[&str], r
 
 #[tokio::test]
 async fn a_standby_that_could_not_lead_is_unavailable() -> Result<()> {
-    let cluster = Cluster::own().await?;
+    let cluster = Cluster::for_changes().await?;
     let leader = Cloud::start(&cluster).standby().await?;
     leader.leads(SOON).await?;
     rights_to_reports(&cluster, &[]).await?;
@@ -229,7 +229,7 @@ async fn waits_for(cluster: &Cluster, cloud: &Cloud, says: &[&str], remedy: &str
 
 #[tokio::test]
 async fn a_removed_definition_is_named_on_the_job() -> Result<()> {
-    let cluster = Cluster::own().await?;
+    let cluster = Cluster::for_changes().await?;
     let cloud = Cloud::start(&cluster).await?;
     remove_definition(&cluster).await?;
     let says = [&format!("the definition {REPORTS} is missing"), "kubectl apply -f manifests/crds"];
@@ -238,7 +238,7 @@ async fn a_removed_definition_is_named_on_the_job() -> Result<()> {
 
 #[tokio::test]
 async fn a_missing_write_right_is_named_on_the_job() -> Result<()> {
-    let cluster = Cluster::own().await?;
+    let cluster = Cluster::for_changes().await?;
     rights_to_reports(&cluster, &["get", "list"]).await?;
     let cloud = Cloud::start(&cluster).await?;
     let says = [

@@ -6,6 +6,7 @@
 //!   reaper                        a pipe for the ids of processes to kill when the run ends
 //!   0/, 1/, …                     slots, as many as tests have run at the same time
 //!     lock                        locked by the test that has the server
+//!     changed                     exists after a test that may have changed definitions or rights, until they are restored
 //!     idle                        exists while no test has the server: path of the server's directory
 //!     server-…/                   kubeconfigs, certificates, data
 //! ```
@@ -22,7 +23,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use super::server::{Server, kubeconfig};
-use super::{ACCOUNT, Cluster, Serving, client, sweep};
+use super::{ACCOUNT, Cluster, Serving, client, restore, sweep};
 use crate::cleanup::Child;
 use crate::keep::keeping;
 use crate::parts;
@@ -34,6 +35,8 @@ const LOGS: [&str; 2] = ["etcd.log", "kube-apiserver.log"];
 /// kube-apiserver takes 6 % of a core, with a single thread 2 %. The less frequent garbage collection saves more than a
 /// tenth of its CPU time.
 const ENVIRONMENT: [(&str, &str); 2] = [("GOMAXPROCS", "1"), ("GOGC", "400")];
+/// File of a slot whose last test may have changed definitions or rights.
+const CHANGED: &str = "changed";
 /// Flag of an etcd that doesn't wait for the disk: its data ends with the run.
 const WITHOUT_SYNC: &str = "--unsafe-no-fsync";
 
@@ -43,14 +46,17 @@ pub(super) struct Turn {
     /// Directory of the server.
     dir: PathBuf,
     logs: PathBuf,
+    /// Whether the test may change definitions and rights.
+    changes: bool,
     /// Dropped last, after `idle` was written.
     #[expect(dead_code, reason = "held for its lock")]
     lock: File,
 }
 
 impl Turn {
-    /// Takes an idle server and deletes everything from it, or starts a new one.
-    pub(super) async fn take(pool: &Path) -> Result<Self> {
+    /// Takes an idle server and deletes everything from it, or starts a new one. `changes`: the test may change definitions
+    /// and rights, which are restored for the next one.
+    pub(super) async fn take(pool: &Path, changes: bool) -> Result<Self> {
         let (number, slot, lock) = free_slot(pool)?;
         let logs = parts::logs_root()?.join(format!("shared-cluster-{number}"));
         std::fs::create_dir_all(&logs)?;
@@ -58,7 +64,7 @@ impl Turn {
             Some(dir) => dir,
             None => start(pool, &slot, &logs).await?,
         };
-        Ok(Self { slot, dir, logs, lock })
+        Ok(Self { slot, dir, logs, changes, lock })
     }
 
     /// Kubeconfig for `admin` or `cloudcore`.
@@ -82,6 +88,9 @@ impl Drop for Turn {
     fn drop(&mut self) {
         if !keeping() {
             // If this fails, the next test starts another server.
+            if self.changes && std::fs::write(self.slot.join(CHANGED), "").is_err() {
+                return;
+            }
             let _ = std::fs::write(self.slot.join("idle"), self.dir.as_os_str().as_encoded_bytes());
         }
     }
@@ -115,7 +124,11 @@ async fn take_idle(slot: &Path, logs: &Path) -> Result<Option<PathBuf>> {
     // If this process dies from here on, the state of the server is unknown.
     std::fs::remove_file(&mark)?;
     let dir = PathBuf::from(dir);
-    match sweep::everything(&client(&kubeconfig(&dir, "admin")).await?).await {
+    let has_changed = std::fs::remove_file(slot.join(CHANGED)).is_ok();
+    let client = client(&kubeconfig(&dir, "admin")).await?;
+    let cleaned =
+        if has_changed { restore::everything(&client).await } else { sweep::everything(&client).await };
+    match cleaned {
         Ok(()) => Ok(Some(dir)),
         Err(error) => {
             std::fs::write(logs.join("sweep-failed.log"), format!("{}: {error:#}\n", dir.display()))?;

@@ -84,11 +84,16 @@ async fn rights(client: &Client) -> Result<()> {
                 Some(namespace) => format!("{group}/namespaces/{namespace}/{plural}/{name}"),
                 None => format!("{group}/{plural}/{name}"),
             };
-            let request = Request::delete(&path).body(Vec::new())?;
-            client.request_text(request).await.with_context(|| format!("DELETE {path}"))?;
+            delete(client, &path).await?;
         }
     }
     Ok(())
+}
+
+/// Deletes one object.
+pub(super) async fn delete(client: &Client, path: &str) -> Result<()> {
+    let request = Request::delete(path).body(Vec::new())?;
+    client.request_text(request).await.map(drop).with_context(|| format!("DELETE {path}"))
 }
 
 /// Reads the namespaces that have objects of a kind; None stands for objects without a namespace. A kind without a
@@ -99,8 +104,8 @@ async fn namespaces(client: &Client, path: &str) -> Result<BTreeSet<Option<Strin
     Ok(namespaces.filter(|namespace| *namespace != Some(SYSTEM)).map(|n| n.map(str::to_owned)).collect())
 }
 
-/// Reads the metadata of the objects below a path.
-async fn list(client: &Client, path: &str) -> Result<Vec<Value>> {
+/// Reads the metadata of the objects below a path; none of a kind that isn't served.
+pub(super) async fn list(client: &Client, path: &str) -> Result<Vec<Value>> {
     let request = Request::get(path).header(ACCEPT, METADATA).body(Vec::new())?;
     let mut list: Value = match client.request_text(request).await {
         Err(kube::Error::Api(status)) if status.code == 404 => return Ok(Vec::new()),
