@@ -275,6 +275,26 @@ fn what_was_sent_is_not_sent_again_in_the_session() {
 }
 
 #[test]
+fn an_earlier_session_that_comes_late_changes_nothing() {
+    let mut fleet = Fleet::with_nodes(&[("a", "north")]);
+    fleet.apply("cap", json!({ "labelSelector": {}, "maxDownloadRate": "64Ki" }));
+    fleet.sessions = 1;
+    fleet.connect("a", Some(rate(64)));
+    assert_eq!(fleet.status("cap"), "1/1 True InForce: ");
+    let (node, session) = (NodeName::from("a"), SessionId(1));
+    let hello = Box::new(Hello { settings: Some(rate(32)), ..Hello::default() });
+    for event in [
+        SessionEvent::Up { node: node.clone(), session, hello },
+        SessionEvent::Down { node: node.clone(), session },
+    ] {
+        fleet.settings.hear(&event);
+        fleet.settle();
+    }
+    fleet.confirm("a", session, rate(32));
+    assert_eq!((fleet.status("cap").as_str(), fleet.take_sent()), ("1/1 True InForce: ", Vec::new()));
+}
+
+#[test]
 fn no_node_fills_our_memory() {
     let mut fleet = Fleet::with_nodes(&[("a", "north")]);
     let window = |zone: &str| Window { time_zone: Zone::Named(zone.to_owned()), ..Window::never() };

@@ -297,6 +297,10 @@ mod tests {
         assert_eq!(passed(&mut buckets, 2000..3000, 200_000), 100);
         assert_eq!(passed(&mut buckets, 3000..4000, 200_900), 0);
         assert_eq!(passed(&mut buckets, 3000..4000, 201_000), 100);
+        // A key that is free within a second has its place until then: looking through all for each newcomer costs more.
+        let mut quick = BucketPerKey::new(10.0, 1.0, 100);
+        assert_eq!(passed(&mut quick, 0..200, 0), 100);
+        assert_eq!((passed(&mut quick, 200..201, 500), passed(&mut quick, 200..201, 1000)), (0, 1));
     }
 
     proptest! {
