@@ -47,6 +47,8 @@ verbose=()
 [[ -t 1 ]] || verbose=(--caught --unviable)
 
 export CARGO_TARGET_DIR=$out/build CARGO_INCREMENTAL=1 CARGO_PROFILE_DEV_DEBUG=false RUST_BACKTRACE=0
+# The engine is built for each change: optimised, that takes longer than its tests do.
+unoptimised=(--config profile.dev.package.prepull-engine.opt-level=0)
 # A changed loop may fill the memory before its time is over.
 ulimit -v $((8 * 1024 * 1024))
 
@@ -54,7 +56,7 @@ ulimit -v $((8 * 1024 * 1024))
 stage() { # NAME ARGUMENT...
   local status=0
   rm -rf "${out:?}/$1"
-  "$tool" mutants --in-place --dir "$tree" --output "$out" "${crates[@]}" "${@:2}" &
+  "$tool" mutants --in-place --dir "$tree" --output "$out" "${crates[@]}" "${@:2}" "${unoptimised[@]/#/--cargo-arg=}" &
   trap 'kill -INT $! 2>/dev/null; wait $! || true; say "interrupted; seen until now: $out/mutants.out"; exit 130' INT TERM
   wait $! || status=$?
   trap - INT TERM
@@ -69,7 +71,7 @@ stage() { # NAME ARGUMENT...
 rm -rf "$out"/{mutants.out,mutants.out.old,models}
 say "the unit tests of the changed crate"
 # Random runs find at once what they find of a change.
-PREPULL_MODEL_RUNS=200 stage units "${verbose[@]}" "${choice[@]}" "$@" --cargo-arg=--lib --cargo-arg=--features=prepull-api/crd
+PREPULL_MODEL_RUNS=200 PREPULL_MODEL_SEEDS=20 stage units "${verbose[@]}" "${choice[@]}" "$@" --cargo-arg=--lib --cargo-arg=--features=prepull-api/crd
 if [[ -s $out/units/missed.txt ]]; then
   say "the models and the replay, for the $(count "$out/units/missed.txt") that were missed"
   # To --iterate all others are caught already. The choice of before does not come to it: it would take a shard of these.
@@ -78,7 +80,7 @@ if [[ -s $out/units/missed.txt ]]; then
     { grep --line-regexp --fixed-strings --invert-match --file="$out/units/missed.txt" || true; } >"$out/mutants.out/caught.txt"
   # What cargo-mutants runs without a change are the tests of the changed crate and no others.
   models=(--test=model --test=kruise --test=replay)
-  (cd "$tree" && cargo test --quiet --package cloudcore-prepull --package prepull-engine "${models[@]}") ||
+  (cd "$tree" && cargo test "${unoptimised[@]}" --quiet --package cloudcore-prepull --package prepull-engine "${models[@]}") ||
     fail "the models fail without any change: mend them first"
   stage models --iterate "${verbose[@]}" --test-package cloudcore-prepull,prepull-engine "${models[@]/#/--cargo-arg=}" \
     --baseline=skip --timeout=300
