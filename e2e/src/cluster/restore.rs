@@ -72,13 +72,14 @@ pub(super) async fn everything(client: &Client) -> Result<()> {
     for object in documents(&std::fs::read_to_string(workspace().join(RIGHTS[1]))?)? {
         let kind = object["kind"].as_str().unwrap_or_default();
         let plural = format!("{}s", kind.to_lowercase());
-        match object["metadata"]["namespace"].as_str() {
-            _ if kind == "ServiceAccount" => continue,
-            Some(namespace) => {
-                put(client, &format!("{RBAC}/namespaces/{namespace}/{plural}"), &object).await?
-            }
-            None => put(client, &format!("{RBAC}/{plural}"), &object).await?,
+        if kind == "ServiceAccount" {
+            continue;
         }
+        let path = match object["metadata"]["namespace"].as_str() {
+            Some(namespace) => format!("{RBAC}/namespaces/{namespace}/{plural}"),
+            None => format!("{RBAC}/{plural}"),
+        };
+        put(client, &path, &object).await?;
         let namespace = &object["metadata"]["namespace"];
         rules.extend(
             object["rules"].as_array().into_iter().flatten().map(|rule| (namespace.clone(), rule.clone())),
