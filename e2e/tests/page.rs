@@ -182,7 +182,7 @@ async fn the_page_shows_and_controls_a_job() -> Result<()> {
 
 #[tokio::test]
 async fn a_viewer_sees_no_buttons() -> Result<()> {
-    let cluster = Cluster::for_changes().await?;
+    let cluster = Cluster::own().await?;
     let job = cluster.job("seen").images(["registry.invalid/a:1"]).on(["edge-1"]).apply().await?;
     cluster
         .apply(
