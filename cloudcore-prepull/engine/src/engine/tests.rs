@@ -122,7 +122,7 @@ fn one_apis_pull_blocks_the_other() {
         engine.handle(input, now);
     }
     // What is sent to the node within ten seconds, when each write is made at once.
-    let mut sent = |engine: &mut Engine, input: Input| {
+    let mut sent = |input: Input| {
         engine.handle(input, now);
         let mut sent = Vec::new();
         for _ in 0..10 {
@@ -144,14 +144,12 @@ fn one_apis_pull_blocks_the_other() {
         }
         sent
     };
-    let of_node_image = sent(&mut engine, Input::Tick);
+    let of_node_image = sent(Input::Tick);
     assert!(matches!(&of_node_image[..], [task] if is_of_node_image(task)), "{of_node_image:?}");
-    let kruise = engine.kruise.as_ref().unwrap();
-    assert!(kruise.entitlement(&node, &of_node_image[0]).is_some(), "its layers may be shared");
-    assert_eq!(sent(&mut engine, Prepull::Job(Ok(Box::new(job.unwrap()))).into()), []);
+    assert_eq!(sent(Prepull::Job(Ok(Box::new(job.unwrap()))).into()), []);
     let message = EdgeMessage::Result(succeeded(&of_node_image[0]));
     let told = |message| FleetEvent::Session(SessionEvent::Message { node: node.clone(), session, message });
-    let of_job = sent(&mut engine, told(message).into());
+    let of_job = sent(told(message).into());
     assert_eq!(of_job, [TaskId { job: JobUid("job".to_owned()), attempt: 1 }]);
 
     // The task's facts are known until its result has been handled.
@@ -165,23 +163,6 @@ fn one_apis_pull_blocks_the_other() {
     assert_eq!(engine.task_in_hand(&elsewhere, &of_job[0]), None);
     engine.handle(told(EdgeMessage::Result(succeeded(&of_job[0]))).into(), now);
     assert_eq!(engine.task_in_hand(&node, &of_job[0]), None);
-}
-
-#[test]
-fn an_earlier_sessions_end_disconnects_no_node() {
-    let (now, node, hello) = (Timestamp::UNIX_EPOCH, NodeName::from("edge-1"), Box::<Hello>::default());
-    let mut engine = Engine::default();
-    let mut bytes_after = |event| {
-        engine.handle(FleetEvent::Session(event).into(), now);
-        engine.site_bytes()
-    };
-    let down = |session| SessionEvent::Down { node: node.clone(), session: SessionId(session) };
-    let without = bytes_after(down(1));
-    let up = SessionEvent::Up { node: node.clone(), session: SessionId(2), hello };
-    let with = bytes_after(up);
-    assert!(with > without, "{with} and {without}");
-    assert_eq!(bytes_after(down(1)), with);
-    assert_eq!(bytes_after(down(2)), without);
 }
 
 fn succeeded(task: &TaskId) -> TaskResult {
