@@ -325,15 +325,7 @@ impl Cluster {
 
     /// Waits until all definitions are established.
     pub async fn definitions_are_established(&self) -> Result<()> {
-        let api: Api<CustomResourceDefinition> = Api::all(self.client());
-        for definition in api.list(&kube::api::ListParams::default()).await? {
-            let name = definition.metadata.name.unwrap_or_default();
-            let established = await_condition(api.clone(), &name, conditions::is_crd_established());
-            tokio::time::timeout(SOON, established)
-                .await
-                .with_context(|| format!("{name} is not established"))??;
-        }
-        Ok(())
+        definitions_are_established(&self.client).await
     }
 
     fn server(&self) -> Result<MutexGuard<'_, Server>> {
@@ -390,6 +382,18 @@ fn lent() -> Option<OsString> {
 /// Installs the rustls provider. An error means that it is installed already.
 fn install_crypto() {
     let _ = rustls::crypto::ring::default_provider().install_default();
+}
+
+async fn definitions_are_established(client: &Client) -> Result<()> {
+    let api: Api<CustomResourceDefinition> = Api::all(client.clone());
+    for definition in api.list(&kube::api::ListParams::default()).await? {
+        let name = definition.metadata.name.unwrap_or_default();
+        let established = await_condition(api.clone(), &name, conditions::is_crd_established());
+        tokio::time::timeout(SOON, established)
+            .await
+            .with_context(|| format!("{name} is not established"))??;
+    }
+    Ok(())
 }
 
 async fn client(kubeconfig: &Path) -> Result<Client> {

@@ -27,18 +27,15 @@ const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitio
 const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
 const KRUISE: &str = "manifests/kruise/crds.yaml";
 
-/// Deletes everything like [`sweep::everything`], and makes definitions, rights and admission those of a new server.
-/// Returns once they are in force.
+/// Deletes everything like [`sweep::everything`], and makes our definitions and rights those of a new server, without further
+/// admission. Kruise's definitions are as we ship them if there are any. Returns once all of that is in force.
 pub(super) async fn everything(client: &Client) -> Result<()> {
     for (group, plural) in IN_THE_WAY {
         for item in sweep::list(client, &format!("{group}/{plural}")).await? {
-            let name = item["metadata"]["name"].as_str().unwrap_or_default();
-            let path = match item["metadata"]["namespace"].as_str() {
-                Some("default") if name == OWN => continue,
-                Some(namespace) => format!("{group}/namespaces/{namespace}/{plural}/{name}"),
-                None => format!("{group}/{plural}/{name}"),
-            };
-            sweep::delete(client, &path).await?;
+            if item["metadata"]["namespace"] == "default" && item["metadata"]["name"] == OWN {
+                continue;
+            }
+            sweep::delete(client, group, plural, &item).await?;
         }
     }
     sweep::everything(client).await?;
@@ -55,19 +52,7 @@ pub(super) async fn everything(client: &Client) -> Result<()> {
     for definition in &definitions {
         put(client, DEFINITIONS, definition).await?;
     }
-    eventually("the definitions are established", SOON, async || {
-        for definition in &definitions {
-            let name = definition["metadata"]["name"].as_str().unwrap_or_default();
-            let found: Value =
-                client.request(Request::get(format!("{DEFINITIONS}/{name}")).body(Vec::new())?).await?;
-            let conditions = found["status"]["conditions"].as_array();
-            let holds =
-                |condition: &Value| condition["type"] == "Established" && condition["status"] == "True";
-            ensure!(conditions.is_some_and(|conditions| conditions.iter().any(holds)), "{name} is not");
-        }
-        Ok(())
-    })
-    .await?;
+    super::definitions_are_established(client).await?;
     let mut rules = Vec::new();
     for object in documents(&std::fs::read_to_string(workspace().join(RIGHTS[1]))?)? {
         let kind = object["kind"].as_str().unwrap_or_default();
@@ -75,11 +60,7 @@ pub(super) async fn everything(client: &Client) -> Result<()> {
         if kind == "ServiceAccount" {
             continue;
         }
-        let path = match object["metadata"]["namespace"].as_str() {
-            Some(namespace) => format!("{RBAC}/namespaces/{namespace}/{plural}"),
-            None => format!("{RBAC}/{plural}"),
-        };
-        put(client, &path, &object).await?;
+        put(client, &sweep::path(RBAC, &plural, &object), &object).await?;
         let namespace = &object["metadata"]["namespace"];
         rules.extend(
             object["rules"].as_array().into_iter().flatten().map(|rule| (namespace.clone(), rule.clone())),

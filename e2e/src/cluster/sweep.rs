@@ -78,21 +78,27 @@ async fn rights(client: &Client) -> Result<()> {
         let added = format!("{group}/{plural}?labelSelector=kubernetes.io/bootstrapping%21=rbac-defaults");
         for item in list(client, &added).await? {
             let name = item["metadata"]["name"].as_str().unwrap_or_default();
-            let path = match item["metadata"]["namespace"].as_str() {
-                _ if installed.contains(name) => continue,
-                Some(SYSTEM) => continue,
-                Some(namespace) => format!("{group}/namespaces/{namespace}/{plural}/{name}"),
-                None => format!("{group}/{plural}/{name}"),
-            };
-            delete(client, &path).await?;
+            if !installed.contains(name) && item["metadata"]["namespace"] != SYSTEM {
+                delete(client, group, plural, &item).await?;
+            }
         }
     }
     Ok(())
 }
 
+/// Path of the objects of a kind, in the namespace of this one if it has one.
+pub(super) fn path(group: &str, plural: &str, object: &Value) -> String {
+    match object["metadata"]["namespace"].as_str() {
+        Some(namespace) => format!("{group}/namespaces/{namespace}/{plural}"),
+        None => format!("{group}/{plural}"),
+    }
+}
+
 /// Deletes one object.
-pub(super) async fn delete(client: &Client, path: &str) -> Result<()> {
-    let request = Request::delete(path).body(Vec::new())?;
+pub(super) async fn delete(client: &Client, group: &str, plural: &str, object: &Value) -> Result<()> {
+    let name = object["metadata"]["name"].as_str().unwrap_or_default();
+    let path = format!("{}/{name}", path(group, plural, object));
+    let request = Request::delete(&path).body(Vec::new())?;
     client.request_text(request).await.map(drop).with_context(|| format!("DELETE {path}"))
 }
 
