@@ -33,8 +33,9 @@ use refused::Refused;
 const METADATA_ONLY: &str =
     "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json;q=0.9";
 
-/// Reports that are written at a time, of some 100 KiB each: more would wait in the API server, and hold their bytes here.
-const REPORTS: usize = 16;
+/// Reports under way, of some 100 KiB each, and as many statuses. More would wait in the API server, the renewal of our
+/// Lease behind them, and hold their bytes here.
+const WRITES: usize = 16;
 
 /// Of the answers only the metadata is read: the rest was just sent.
 type Jobs = Api<PartialObjectMeta<ImagePrePullJob>>;
@@ -44,8 +45,9 @@ type Jobs = Api<PartialObjectMeta<ImagePrePullJob>>;
 pub(crate) struct Writer {
     client: Client,
     refused: Refused,
-    /// For reports: each holds its bytes while it's written.
-    permits: Arc<Semaphore>,
+    reports: Arc<Semaphore>,
+    /// Its own: what people wait for doesn't queue behind reports.
+    statuses: Arc<Semaphore>,
 }
 
 #[derive(Debug)]
@@ -74,7 +76,8 @@ struct Other {
 impl Writer {
     /// Writes with the rights of this client. A job gets an event if its writes are refused for good.
     pub(crate) fn new(client: Client, events: Events) -> Self {
-        Self { client, refused: Refused::new(events), permits: Arc::new(Semaphore::new(REPORTS)) }
+        let permits = || Arc::new(Semaphore::new(WRITES));
+        Self { client, refused: Refused::new(events), reports: permits(), statuses: permits() }
     }
 
     /// Writes an object. If it has another version than `replaces`, because the spec was edited or the answer to the
@@ -89,8 +92,8 @@ impl Writer {
         let object = content.object();
         // Before the time of the write begins. The semaphore is never closed.
         let _permit = match content {
-            Content::Report(_) => self.permits.acquire().await.ok(),
-            Content::Status(_) => None,
+            Content::Report(_) => self.reports.acquire().await,
+            Content::Status(_) => self.statuses.acquire().await,
         };
         match object_write::in_time(self.write_or_reread(job, name, replaces, content)).await {
             Ok(written) => {

@@ -39,7 +39,7 @@ async fn a_refused_status_write_rereads_the_job() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn few_reports_are_written_at_a_time() {
+async fn few_objects_are_written_at_a_time() {
     let begun = Arc::new(AtomicUsize::default());
     let seen = Arc::clone(&begun);
     let hang = tower::service_fn(move |_: Request<Body>| {
@@ -48,11 +48,14 @@ async fn few_reports_are_written_at_a_time() {
     });
     let client = Client::new(hang, "default");
     let writer = Writer::new(client.clone(), Events::start(client));
-    let (job, content) = (JobUid("u".to_owned()), Content::Report(Box::default()));
-    let mut writes = join_all((0..2 * REPORTS).map(|_| writer.write(&job, "a", None, &content)));
-    for (seconds, expected) in [(29, REPORTS), (2, 2 * REPORTS)] {
-        let ended = timeout(Duration::from_secs(seconds), &mut writes).await.is_ok();
-        assert!(!ended, "each has 30 s from when it's sent");
-        assert_eq!(begun.load(Ordering::Relaxed), expected);
+    let job = JobUid("u".to_owned());
+    for content in [Content::Report(Box::default()), Content::Status(Box::default())] {
+        begun.store(0, Ordering::Relaxed);
+        let mut writes = join_all((0..2 * WRITES).map(|_| writer.write(&job, "a", None, &content)));
+        for (seconds, expected) in [(29, WRITES), (2, 2 * WRITES)] {
+            let ended = timeout(Duration::from_secs(seconds), &mut writes).await.is_ok();
+            assert!(!ended, "each has 30 s from when it's sent");
+            assert_eq!(begun.load(Ordering::Relaxed), expected);
+        }
     }
 }
